@@ -1,0 +1,172 @@
+//! `FIXED_WINDOW`: a count for each window of the clock. Cheap; passes twice the limit around an edge.
+
+use core::num::NonZeroU64;
+
+use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::limit::LimitError;
+use crate::rate::{HORIZON_MAX_US, Rate, UNITS_MAX};
+use crate::time::{Micros, Timestamp};
+
+/// At most `limit` permits in each window; windows are aligned to the epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FixedWindow {
+    limit: NonZeroU64,
+    window: NonZeroU64,
+    count_denied: bool,
+}
+
+/// A window and what was taken in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowState {
+    /// The window's number since the epoch.
+    pub window: i64,
+    /// Permits taken; beyond the limit they are promised to the following windows, a limit's worth each.
+    pub count: i64,
+}
+
+impl FixedWindow {
+    /// `rate.permits()` in each window of `rate.per()`.
+    pub fn new(rate: Rate) -> Result<Self, LimitError> {
+        let (limit, window) = check_window(rate)?;
+        Ok(Self { limit, window, count_denied: false })
+    }
+
+    /// Lets denied requests count too, up to the limit.
+    pub const fn counting_denied(self, count_denied: bool) -> Self {
+        Self { count_denied, ..self }
+    }
+
+    /// Permits in a window.
+    pub const fn limit(&self) -> u64 {
+        self.limit.get()
+    }
+
+    /// The length of a window.
+    pub const fn window(&self) -> Micros {
+        Micros::new(self.window.get())
+    }
+
+    /// Whether denied requests count.
+    pub const fn counts_denied(&self) -> bool {
+        self.count_denied
+    }
+
+    const fn length(&self) -> i64 {
+        self.window.get() as i64
+    }
+
+    const fn number(&self, instant: Timestamp) -> i64 {
+        (instant.as_micros() / self.window.get()) as i64
+    }
+
+    /// Exhausted, and of this window, if the clock was set back by more than a window; otherwise as it was.
+    #[inline]
+    const fn redate(&self, state: WindowState, now: Timestamp) -> WindowState {
+        let current = self.number(now);
+        if state.count == 0 || state.window <= current + 1 {
+            return state;
+        }
+        let limit = self.limit.get() as i64;
+        WindowState { window: current, count: if state.count > limit { state.count } else { limit } }
+    }
+
+    #[inline]
+    const fn settle(&self, state: WindowState, now: Timestamp) -> WindowState {
+        let current = self.number(now);
+        let limit = self.limit.get() as i64;
+        let WindowState { window, count } = self.redate(state, now);
+        if count == 0 {
+            return WindowState { window: current, count };
+        }
+        let passed = current - window;
+        if passed <= 0 {
+            return WindowState { window, count };
+        }
+        let left = if passed >= div_ceil(count, self.limit) { 0 } else { count - passed * limit };
+        WindowState { window: current, count: left }
+    }
+}
+
+/// The limit and the window of a rate, if exact arithmetic holds them.
+pub(super) fn check_window(rate: Rate) -> Result<(NonZeroU64, NonZeroU64), LimitError> {
+    let limit = NonZeroU64::new(rate.permits()).ok_or(LimitError::Empty)?;
+    let window = NonZeroU64::new(rate.per().get()).ok_or(LimitError::NoWindow)?;
+    if limit.get() > UNITS_MAX {
+        return Err(LimitError::TooLarge { max: UNITS_MAX });
+    }
+    if window.get() > HORIZON_MAX_US {
+        return Err(LimitError::TooSlow);
+    }
+    Ok((limit, window))
+}
+
+impl Algorithm for FixedWindow {
+    type State = WindowState;
+
+    fn fresh(&self, now: Timestamp) -> WindowState {
+        WindowState { window: self.number(now), count: 0 }
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut WindowState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.limit() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        let limit = self.limit.get() as i64;
+        let cost = ask.cost as i64;
+        *state = self.redate(*state, now);
+        let WindowState { window, count } = self.settle(*state, now);
+        if count + cost <= limit {
+            *state = WindowState { window, count: count + cost };
+            return Outcome::NOW;
+        }
+        // A cost is not split over windows: what does not fit into the last promised one goes to the next.
+        let position = if count % limit + cost > limit { div_ceil(count, self.limit) * limit } else { count };
+        let start = (window + position / limit) * self.length();
+        let outcome = admit_by(start, now, accepted_wait(ask, self.length()));
+        if outcome.is_admitted() {
+            *state = WindowState { window, count: position + cost };
+        } else if self.count_denied {
+            *state = WindowState { window, count: count.max(limit) };
+        }
+        outcome
+    }
+
+    #[inline]
+    fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {
+        let WindowState { window, count } = self.settle(*state, now);
+        let reset = if count == 0 { 0 } else { (window + 1) * self.length() - now.us() };
+        Standing { remaining: (self.limit.get() as i64 - count).max(0) as u64, reset: Micros::of(reset) }
+    }
+
+    fn refund(&self, state: &mut WindowState, now: Timestamp, cost: u64, at: Timestamp) {
+        let WindowState { window, count } = self.settle(*state, now);
+        if count == 0 || cost == 0 {
+            return;
+        }
+        let limit = self.limit.get() as i64;
+        let last = (count - 1) / limit;
+        if self.number(at) == window + last {
+            let count = (count - cost.min(self.limit()) as i64).max(last * limit);
+            *state = WindowState { window, count };
+        }
+    }
+
+    fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let WindowState { window, count } = self.settle(*state, now);
+        let most = 2 * self.limit.get() as i64;
+        *state =
+            WindowState { window, count: count.max((count + cost.min(2 * self.limit()) as i64).min(most)) };
+    }
+
+    fn full_at(&self, state: &WindowState) -> Timestamp {
+        Timestamp::at((state.window + div_ceil(state.count, self.limit)) * self.length())
+    }
+}

@@ -1,0 +1,178 @@
+//! `TOKEN_BUCKET` with interval refill: all permits of a period come back at once, at its end.
+//!
+//! A full bucket has no phase: its clock starts at the first take.
+
+use core::num::NonZeroU64;
+
+use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::limit::LimitError;
+use crate::rate::{HORIZON_MAX_US, Rate, UNITS_MAX};
+use crate::time::{Micros, Timestamp};
+
+/// At most `capacity` permits at once; the rate's permits come back at the end of each of its periods.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IntervalBucket {
+    capacity: NonZeroU64,
+    refill: NonZeroU64,
+    period: NonZeroU64,
+    /// From empty to full.
+    horizon: i64,
+}
+
+/// Tokens and the period they belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IntervalState {
+    /// Whole permits. Negative while reservations or debts are due.
+    pub tokens: i64,
+    /// When the running period began, in microseconds.
+    pub last: i64,
+}
+
+impl IntervalBucket {
+    /// A bucket that holds `capacity` permits and gets `refill.permits()` back at the end of each `refill.per()`.
+    pub fn new(capacity: u64, refill: Rate) -> Result<Self, LimitError> {
+        let capacity = NonZeroU64::new(capacity).ok_or(LimitError::Empty)?;
+        if capacity.get().max(refill.permits()) > UNITS_MAX {
+            return Err(LimitError::TooLarge { max: UNITS_MAX });
+        }
+        let periods = capacity.get().div_ceil(refill.permits());
+        let horizon = periods
+            .checked_mul(refill.per().get())
+            .filter(|us| *us <= HORIZON_MAX_US)
+            .ok_or(LimitError::TooSlow)?;
+        let nonzero = |n| NonZeroU64::new(n).ok_or(LimitError::Empty);
+        Ok(Self {
+            capacity,
+            refill: nonzero(refill.permits())?,
+            period: nonzero(refill.per().get())?,
+            horizon: horizon as i64,
+        })
+    }
+
+    /// The most permits that can be taken at once.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity.get()
+    }
+
+    /// From empty to full.
+    pub const fn time_to_full(&self) -> Micros {
+        Micros::of(self.horizon)
+    }
+
+    /// Permits that come back at the end of each period.
+    pub const fn refill(&self) -> u64 {
+        self.refill.get()
+    }
+
+    /// The period, in microseconds.
+    pub const fn period(&self) -> u64 {
+        self.period.get()
+    }
+
+    const fn full(&self) -> i64 {
+        self.capacity.get() as i64
+    }
+
+    /// Periods until `tokens` more have come.
+    const fn periods_for(&self, tokens: i64) -> i64 {
+        div_ceil(tokens, self.refill)
+    }
+
+    /// Empty, and dated now, if the clock was set back by more than a horizon; otherwise as it was.
+    const fn redate(&self, state: IntervalState, now: Timestamp) -> IntervalState {
+        if state.last - now.us() <= self.horizon {
+            return state;
+        }
+        IntervalState { tokens: if state.tokens < 0 { state.tokens } else { 0 }, last: now.us() }
+    }
+
+    /// The state as it is at `now`, and the instant that counts as now.
+    const fn settle(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
+        let IntervalState { tokens, last } = self.redate(state, now);
+        let time = if last > now.us() { last } else { now.us() };
+        let periods = ((time - last) as u64 / self.period.get()) as i64;
+        if periods >= self.periods_for(self.full() - tokens) {
+            return (IntervalState { tokens: self.full(), last: time }, time);
+        }
+        let refilled = tokens + periods * self.refill.get() as i64;
+        (IntervalState { tokens: refilled, last: last + periods * self.period.get() as i64 }, time)
+    }
+
+    const fn after_periods(&self, last: i64, periods: i64) -> i64 {
+        last + periods * self.period.get() as i64
+    }
+}
+
+impl Algorithm for IntervalBucket {
+    type State = IntervalState;
+
+    fn fresh(&self, now: Timestamp) -> IntervalState {
+        IntervalState { tokens: self.full(), last: now.us() }
+    }
+
+    fn decide(&self, state: &mut IntervalState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.capacity() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        let cost = ask.cost as i64;
+        *state = self.redate(*state, now);
+        let (IntervalState { tokens, last }, _) = self.settle(*state, now);
+        if cost <= tokens {
+            *state = IntervalState { tokens: tokens - cost, last };
+            return Outcome::NOW;
+        }
+        let periods = self.periods_for(cost - tokens);
+        let outcome = admit_by(self.after_periods(last, periods), now, accepted_wait(ask, self.horizon));
+        if outcome.is_admitted() {
+            let brim = self.full() - periods.saturating_mul(self.refill.get() as i64);
+            *state = IntervalState { tokens: tokens.min(brim) - cost, last };
+        }
+        outcome
+    }
+
+    fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
+        let (state, _) = self.settle(*state, now);
+        let reset = if state.tokens == self.full() {
+            0
+        } else {
+            self.after_periods(state.last, self.periods_for(self.full() - state.tokens)) - now.us()
+        };
+        Standing { remaining: state.tokens.max(0) as u64, reset: Micros::of(reset) }
+    }
+
+    fn refund(&self, state: &mut IntervalState, now: Timestamp, cost: u64, at: Timestamp) {
+        let (IntervalState { tokens, last }, time) = self.settle(*state, now);
+        let cost = cost.min(self.capacity()) as i64;
+        let start = at.us();
+        let credit = if start > time {
+            let newest = tokens < 0 && start == self.after_periods(last, self.periods_for(-tokens));
+            if newest { cost } else { 0 }
+        } else if tokens < 0 {
+            0
+        } else {
+            // Refills that came after the start have already given these permits back.
+            let refills = if start >= last { 0 } else { div_ceil(last - start, self.period) };
+            cost - refills.saturating_mul(self.refill.get() as i64).min(cost)
+        };
+        if credit > 0 {
+            *state = IntervalState { tokens: self.full().min(tokens + credit), last };
+        }
+    }
+
+    fn charge(&self, state: &mut IntervalState, now: Timestamp, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let (IntervalState { tokens, last }, _) = self.settle(*state, now);
+        let cost = cost.min(2 * self.capacity()) as i64;
+        *state = IntervalState { tokens: (tokens - cost).max(tokens.min(-self.full())), last };
+    }
+
+    fn full_at(&self, state: &IntervalState) -> Timestamp {
+        Timestamp::at(self.after_periods(state.last, self.periods_for(self.full() - state.tokens)))
+    }
+}

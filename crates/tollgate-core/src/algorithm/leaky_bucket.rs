@@ -1,0 +1,129 @@
+//! `LEAKY_BUCKET`: water poured in by requests drains evenly; what would overflow is refused.
+//!
+//! The water is the missing level of a token bucket, so the state is that bucket's, and the meter is that bucket.
+//! The queue differs: every admitted request carries the delay until all that is ahead of it has flowed out.
+
+use super::{Algorithm, BucketState, TokenBucket, accepted_wait};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::limit::LimitError;
+use crate::rate::Rate;
+use crate::time::{Micros, Timestamp};
+
+/// Whether the bucket only measures, or spaces its callers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LeakyMode {
+    /// Admitted requests start at once.
+    Meter,
+    /// Admitted requests start one after another, at a constant outflow.
+    Queue,
+}
+
+/// At most `size` permits of water, draining at a rate.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LeakyBucket {
+    room: TokenBucket,
+    mode: LeakyMode,
+}
+
+impl LeakyBucket {
+    /// A bucket that holds `size` permits of water and drains at `outflow`.
+    pub fn new(size: u64, outflow: Rate, mode: LeakyMode) -> Result<Self, LimitError> {
+        Ok(Self { room: TokenBucket::new(size, outflow)?, mode })
+    }
+
+    /// The most permits that can be in the bucket.
+    pub const fn size(&self) -> u64 {
+        self.room.capacity()
+    }
+
+    /// Whether admitted requests are spaced.
+    pub const fn mode(&self) -> LeakyMode {
+        self.mode
+    }
+
+    /// From full of water to empty.
+    pub const fn time_to_empty(&self) -> Micros {
+        self.room.time_to_full()
+    }
+
+    /// The bucket of free room: what is missing in it is the water.
+    pub const fn room(&self) -> &TokenBucket {
+        &self.room
+    }
+
+    fn enqueue(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.size() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        *state = self.room.redate(*state, now);
+        let BucketState { level, at } = self.room.settle(*state, now);
+        let cost = self.room.units(ask.cost);
+        let until_flowed = |units: i64| {
+            if units <= 0 { 0 } else { (self.room.us(at + self.room.ticks_for(units)) - now.us()).max(0) }
+        };
+        let turn = until_flowed(self.room.full() - level);
+        let wait = match ask.wait {
+            Some(_) => accepted_wait(ask, self.time_to_empty().us()),
+            None => i64::MAX,
+        };
+        if cost <= level && turn <= wait {
+            *state = BucketState { level: level - cost, at };
+            return Outcome::Admitted { delay: Micros::of(turn) };
+        }
+        // A full queue is not waited for: the caller comes back when there is room and the turn is near enough.
+        let room = until_flowed(cost - level);
+        Outcome::Denied { retry: Micros::of(room.max(turn.saturating_sub(wait))) }
+    }
+
+    fn leave_queue(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {
+        let settled = self.room.settle(*state, now);
+        let cost = self.room.units(cost.min(self.size()));
+        let ahead = self.room.full() - settled.level - cost;
+        let start = self.room.ticks(at);
+        // Only the newest, and only if it has not started: nobody behind it moves up unseen.
+        if ahead >= 0 && start > settled.at && start == settled.at + self.room.ticks_for(ahead) {
+            *state = BucketState { level: settled.level + cost, at: settled.at };
+        }
+    }
+}
+
+impl Algorithm for LeakyBucket {
+    type State = BucketState;
+
+    #[inline]
+    fn fresh(&self, now: Timestamp) -> BucketState {
+        self.room.fresh(now)
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
+        match self.mode {
+            LeakyMode::Meter => self.room.decide(state, now, ask),
+            LeakyMode::Queue => self.enqueue(state, now, ask),
+        }
+    }
+
+    #[inline]
+    fn standing(&self, state: &BucketState, now: Timestamp) -> Standing {
+        self.room.standing(state, now)
+    }
+
+    fn refund(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {
+        match self.mode {
+            LeakyMode::Meter => self.room.refund(state, now, cost, at),
+            LeakyMode::Queue => self.leave_queue(state, now, cost, at),
+        }
+    }
+
+    fn charge(&self, state: &mut BucketState, now: Timestamp, cost: u64) {
+        self.room.charge(state, now, cost);
+    }
+
+    #[inline]
+    fn full_at(&self, state: &BucketState) -> Timestamp {
+        self.room.full_at(state)
+    }
+}

@@ -1,0 +1,296 @@
+//! `SLIDING_WINDOW_COUNTER`: counts of sub-buckets instead of a log. The oldest one, which the window leaves, is
+//! weighted by the share that is still inside, or counted in full (`strict`), which never passes more than the limit.
+
+use core::num::{NonZeroU32, NonZeroU64};
+
+use smallvec::SmallVec;
+
+use super::fixed_window::check_window;
+use super::{Algorithm, accepted_wait, admit_by};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::limit::LimitError;
+use crate::rate::{Rate, TICKS_US, UNITS_MAX};
+use crate::time::{Micros, Timestamp};
+
+/// Sub-buckets of a window. Sixty is a minute in seconds; more buys no accuracy worth its memory.
+pub const SUB_BUCKETS_MAX: u32 = 1_000;
+
+/// At most `limit` permits, by estimate (or, `strict`, in truth), in any trailing window.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SlidingCounter {
+    limit: NonZeroU64,
+    window: NonZeroU64,
+    sub_buckets: NonZeroU32,
+    strict: bool,
+    count_denied: bool,
+    /// The step in which the weight of the oldest sub-bucket falls, so that its products stay exact.
+    tick: NonZeroU64,
+}
+
+/// The counts of the sub-buckets that matter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CounterState {
+    /// The latest time that this counter has seen.
+    pub seen: i64,
+    /// The latest start that it has promised.
+    pub tail: i64,
+    /// The number, since the epoch, of the sub-bucket that `counts` begins with.
+    pub first: i64,
+    /// Permits by sub-bucket. Three hold a window without sub-buckets: the one before, this one, the reserved one.
+    pub counts: SmallVec<[i64; 3]>,
+}
+
+impl CounterState {
+    fn count(&self, index: i64) -> i64 {
+        usize::try_from(index - self.first).ok().and_then(|at| self.counts.get(at)).copied().unwrap_or(0)
+    }
+
+    fn sum(&self, from: i64, to: i64) -> i64 {
+        (from.max(self.first)..=to.min(self.first + self.counts.len() as i64 - 1))
+            .map(|index| self.count(index))
+            .sum()
+    }
+
+    /// Forgets the sub-buckets before `oldest` and the empty ones after the last in use.
+    fn trim(&mut self, oldest: i64) {
+        let gone = usize::try_from(oldest - self.first).unwrap_or(0).min(self.counts.len());
+        self.counts.drain(..gone);
+        self.first = self.first.max(oldest);
+        while self.counts.last() == Some(&0) {
+            self.counts.pop();
+        }
+    }
+
+    /// Adds to a sub-bucket that is not older than `first`.
+    fn add(&mut self, index: i64, permits: i64) {
+        let at = (index - self.first) as usize;
+        if at >= self.counts.len() {
+            self.counts.resize(at + 1, 0);
+        }
+        self.counts[at] += permits;
+    }
+}
+
+impl SlidingCounter {
+    /// `rate.permits()` in any trailing window of `rate.per()`, the window cut into `sub_buckets`.
+    pub fn new(rate: Rate, sub_buckets: u32, strict: bool) -> Result<Self, LimitError> {
+        let (limit, window) = check_window(rate)?;
+        let sub_buckets = NonZeroU32::new(sub_buckets)
+            .filter(|count| count.get() <= SUB_BUCKETS_MAX)
+            .ok_or(LimitError::SubBuckets { max: SUB_BUCKETS_MAX })?;
+        let uneven = LimitError::Uneven { window_us: window.get(), sub_buckets: sub_buckets.get() };
+        if !window.get().is_multiple_of(u64::from(sub_buckets.get())) {
+            return Err(uneven);
+        }
+        let length = window.get() / u64::from(sub_buckets.get());
+        let fits =
+            |tick: &u64| limit.get().checked_mul(length / tick).is_some_and(|units| units <= UNITS_MAX);
+        let tick = if strict {
+            NonZeroU64::MIN
+        } else {
+            let coarsest =
+                TICKS_US.into_iter().filter(|tick| length.is_multiple_of(*tick)).max().unwrap_or(1);
+            TICKS_US
+                .into_iter()
+                .filter(|tick| length.is_multiple_of(*tick))
+                .find(fits)
+                .and_then(NonZeroU64::new)
+                .ok_or(LimitError::TooLarge { max: UNITS_MAX / (length / coarsest) })?
+        };
+        Ok(Self { limit, window, sub_buckets, strict, count_denied: false, tick })
+    }
+
+    /// Lets denied requests count too, up to the limit.
+    pub const fn counting_denied(self, count_denied: bool) -> Self {
+        Self { count_denied, ..self }
+    }
+
+    /// Permits in a window.
+    pub const fn limit(&self) -> u64 {
+        self.limit.get()
+    }
+
+    /// The length of the trailing window.
+    pub const fn window(&self) -> Micros {
+        Micros::new(self.window.get())
+    }
+
+    /// Into how many sub-buckets the window is cut.
+    pub const fn sub_buckets(&self) -> u32 {
+        self.sub_buckets.get()
+    }
+
+    /// Whether the oldest sub-bucket counts in full.
+    pub const fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Whether denied requests count.
+    pub const fn counts_denied(&self) -> bool {
+        self.count_denied
+    }
+
+    /// Microseconds in the step in which weights fall.
+    pub const fn tick(&self) -> u64 {
+        self.tick.get()
+    }
+
+    const fn buckets(&self) -> i64 {
+        self.sub_buckets.get() as i64
+    }
+
+    /// The length of a sub-bucket, in microseconds.
+    const fn length(&self) -> i64 {
+        (self.window.get() / self.sub_buckets.get() as u64) as i64
+    }
+
+    /// The length of a sub-bucket, in ticks.
+    const fn length_ticks(&self) -> i64 {
+        self.length() / self.tick.get() as i64
+    }
+
+    /// All counts in the current sub-bucket if the clock was set back by more than a window.
+    fn redated(&self, state: &CounterState, now: Timestamp) -> Option<CounterState> {
+        let now = now.us();
+        (state.seen - now > self.window.get() as i64).then(|| CounterState {
+            seen: now,
+            tail: now,
+            first: now / self.length(),
+            counts: SmallVec::from_slice(&[state.counts.iter().sum()]),
+        })
+    }
+
+    /// The state at `now`, and the instant that counts as now.
+    fn settle(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
+        let mut state = self.redated(state, now).unwrap_or_else(|| state.clone());
+        let time = now.us().max(state.seen);
+        state.trim(time / self.length() - self.buckets());
+        (state, time)
+    }
+
+    /// Permits that count at `instant`, rounded up.
+    fn used(&self, state: &CounterState, instant: i64) -> i64 {
+        let index = instant / self.length();
+        let oldest = state.count(index - self.buckets());
+        let inside = state.sum(index - self.buckets() + 1, index);
+        if self.strict || oldest == 0 {
+            return inside + oldest;
+        }
+        let left = self.length_ticks() - (instant % self.length()) / self.tick.get() as i64;
+        inside + ((oldest * left) as u64).div_ceil(self.length_ticks() as u64) as i64
+    }
+
+    /// The earliest instant from `earliest` on at which `cost` more permits fit.
+    fn start(&self, state: &CounterState, earliest: i64, cost: i64) -> i64 {
+        let length = self.length();
+        let first = earliest / length;
+        // By the last of these everything that counts now has left.
+        for index in first..=first + self.buckets() + 1 {
+            let room = self.limit.get() as i64 - cost - state.sum(index - self.buckets() + 1, index);
+            if room < 0 {
+                continue;
+            }
+            let oldest = state.count(index - self.buckets());
+            let ticks = match oldest {
+                _ if oldest <= room => 0,
+                _ if self.strict => continue,
+                _ => self.length_ticks() - room * self.length_ticks() / oldest,
+            };
+            let instant = earliest.max(index * length + ticks * self.tick.get() as i64);
+            if instant / length == index {
+                return instant;
+            }
+        }
+        (first + self.buckets() + 1) * length
+    }
+
+    fn standing_at(&self, state: &CounterState, time: i64, now: Timestamp) -> Standing {
+        let free = self.limit.get() as i64 - self.used(state, time);
+        let remaining = if state.tail > time { 0 } else { free.max(0) };
+        let window = self.window.get() as i64;
+        let reset = if state.counts.is_empty() { 0 } else { (time / window + 1) * window - now.us() };
+        Standing { remaining: remaining as u64, reset: Micros::of(reset) }
+    }
+}
+
+impl Algorithm for SlidingCounter {
+    type State = CounterState;
+
+    fn fresh(&self, now: Timestamp) -> CounterState {
+        let first = now.us() / self.length() - self.buckets();
+        CounterState { seen: now.us(), tail: now.us(), first, counts: SmallVec::new() }
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut CounterState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.limit() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        let cost = ask.cost as i64;
+        if let Some(redated) = self.redated(state, now) {
+            *state = redated;
+        }
+        let (mut next, time) = self.settle(state, now);
+        let earliest = time.max(next.tail);
+        let start = self.start(&next, earliest, cost);
+        let outcome = if start == time {
+            Outcome::NOW
+        } else {
+            admit_by(start, now, accepted_wait(ask, self.window.get() as i64))
+        };
+        let (start, charged) = match outcome {
+            Outcome::Admitted { .. } => (start, cost),
+            Outcome::Denied { .. } if self.count_denied => {
+                (earliest, cost.min(self.standing_at(&next, time, now).remaining as i64))
+            }
+            Outcome::Denied { .. } | Outcome::Impossible => return outcome,
+        };
+        if charged > 0 {
+            next.add(start / self.length(), charged);
+            (next.seen, next.tail) = (time, start);
+            *state = next;
+        }
+        outcome
+    }
+
+    fn standing(&self, state: &CounterState, now: Timestamp) -> Standing {
+        let (state, time) = self.settle(state, now);
+        self.standing_at(&state, time, now)
+    }
+
+    fn refund(&self, state: &mut CounterState, now: Timestamp, cost: u64, at: Timestamp) {
+        let (mut next, _) = self.settle(state, now);
+        let index = at.us() / self.length();
+        let counted = next.count(index);
+        let credit = counted.min(cost.min(self.limit()) as i64);
+        if credit > 0 {
+            next.add(index, -credit);
+            next.trim(next.first);
+            *state = next;
+        }
+    }
+
+    fn charge(&self, state: &mut CounterState, now: Timestamp, cost: u64) {
+        let (mut next, time) = self.settle(state, now);
+        let earliest = time.max(next.tail);
+        let most = 2 * self.limit.get() as i64;
+        let index = earliest / self.length();
+        let cost = cost.min(most as u64) as i64;
+        let cost = cost.min(most - next.sum(index - self.buckets(), index));
+        if cost > 0 {
+            next.add(index, cost);
+            (next.seen, next.tail) = (time, earliest);
+            *state = next;
+        }
+    }
+
+    fn full_at(&self, state: &CounterState) -> Timestamp {
+        let newest = state.counts.iter().rposition(|count| *count > 0);
+        newest.map_or(Timestamp::default(), |at| {
+            Timestamp::at((state.first + at as i64 + self.buckets() + 1) * self.length())
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! `TOKEN_BUCKET`: a bucket of tokens that flow back evenly. Bursts up to its capacity, the rate in the long run.
+
+use core::num::NonZeroU64;
+
+use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::limit::LimitError;
+use crate::rate::{Rate, Scale};
+use crate::time::{Micros, Timestamp};
+
+/// At most `capacity` permits at once, refilled evenly at a rate.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct TokenBucket {
+    capacity: NonZeroU64,
+    scale: Scale,
+    /// `capacity` in units.
+    full: i64,
+    /// Ticks from empty to full.
+    fill_ticks: i64,
+}
+
+/// A level and the tick it was true at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BucketState {
+    /// In units ([`TokenBucket::unit`] to the permit). Negative while reservations or debts are due.
+    pub level: i64,
+    /// In ticks ([`TokenBucket::tick`]) since the epoch.
+    pub at: i64,
+}
+
+impl TokenBucket {
+    /// A bucket that holds `capacity` permits and gets them back at `refill`.
+    pub fn new(capacity: u64, refill: Rate) -> Result<Self, LimitError> {
+        let capacity = NonZeroU64::new(capacity).ok_or(LimitError::Empty)?;
+        let scale = Scale::choose(capacity.get(), refill)?;
+        let full = (capacity.get() * scale.unit.get()) as i64;
+        Ok(Self { capacity, scale, full, fill_ticks: div_ceil(full, scale.flow) })
+    }
+
+    /// The most permits that can be taken at once.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity.get()
+    }
+
+    /// From empty to full.
+    pub const fn time_to_full(&self) -> Micros {
+        Micros::of(self.fill_ticks * self.tick() as i64)
+    }
+
+    /// Microseconds in a tick, the step in which this bucket sees time.
+    pub const fn tick(&self) -> u64 {
+        self.scale.tick.get()
+    }
+
+    /// Units in a permit.
+    pub const fn unit(&self) -> u64 {
+        self.scale.unit.get()
+    }
+
+    /// Units that flow back in a tick.
+    pub const fn flow(&self) -> u64 {
+        self.scale.flow.get()
+    }
+
+    /// `capacity` in units.
+    pub(super) const fn full(&self) -> i64 {
+        self.full
+    }
+
+    pub(super) const fn ticks(&self, instant: Timestamp) -> i64 {
+        match self.tick() {
+            // The usual tick, without the division.
+            1 => instant.us(),
+            _ => (instant.as_micros() / self.scale.tick.get()) as i64,
+        }
+    }
+
+    /// The instant at which a tick begins, in microseconds.
+    pub(super) const fn us(&self, ticks: i64) -> i64 {
+        ticks * self.tick() as i64
+    }
+
+    /// The first tick, counted from `state.at`, by which `units` more have flowed.
+    pub(super) const fn ticks_for(&self, units: i64) -> i64 {
+        div_ceil(units, self.scale.flow)
+    }
+
+    /// `permits` (at most the capacity) in units.
+    pub(super) const fn units(&self, permits: u64) -> i64 {
+        (permits * self.unit()) as i64
+    }
+
+    /// Empty, and dated now, if the clock was set back by more than a horizon; otherwise as it was.
+    #[inline]
+    pub(super) const fn redate(&self, state: BucketState, now: Timestamp) -> BucketState {
+        let tick = self.ticks(now);
+        if state.at - tick <= self.fill_ticks {
+            return state;
+        }
+        BucketState { level: if state.level < 0 { state.level } else { 0 }, at: tick }
+    }
+
+    /// The state as it is at `now`: refilled, or held if the clock stepped back.
+    #[inline]
+    pub(super) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
+        let tick = self.ticks(now);
+        let BucketState { level, at } = self.redate(state, now);
+        if tick <= at {
+            return BucketState { level, at };
+        }
+        // Saturation only says "long enough": levels are below 2^53.
+        let flowed = (tick - at).saturating_mul(self.flow() as i64);
+        let missing = self.full - level;
+        BucketState { level: if flowed >= missing { self.full } else { level + flowed }, at: tick }
+    }
+}
+
+impl Algorithm for TokenBucket {
+    type State = BucketState;
+
+    #[inline]
+    fn fresh(&self, now: Timestamp) -> BucketState {
+        BucketState { level: self.full, at: self.ticks(now) }
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.capacity() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        *state = self.redate(*state, now);
+        let BucketState { level, at } = self.settle(*state, now);
+        let cost = self.units(ask.cost);
+        if cost <= level {
+            *state = BucketState { level: level - cost, at };
+            return Outcome::NOW;
+        }
+        let ticks = self.ticks_for(cost - level);
+        let wait = accepted_wait(ask, self.time_to_full().us());
+        let outcome = admit_by(self.us(at + ticks), now, wait);
+        if outcome.is_admitted() {
+            // The debit falls due at the start of the request, and what flows until then stops at the brim too.
+            let brim = self.full - ticks.saturating_mul(self.flow() as i64);
+            *state = BucketState { level: level.min(brim) - cost, at };
+        }
+        outcome
+    }
+
+    #[inline]
+    fn standing(&self, state: &BucketState, now: Timestamp) -> Standing {
+        let state = self.settle(*state, now);
+        let remaining = if state.level <= 0 { 0 } else { state.level as u64 / self.scale.unit };
+        let reset = if state.level == self.full {
+            0
+        } else {
+            self.us(state.at + self.ticks_for(self.full - state.level)) - now.us()
+        };
+        Standing { remaining, reset: Micros::of(reset) }
+    }
+
+    fn refund(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {
+        let now_state = self.settle(*state, now);
+        let cost = self.units(cost.min(self.capacity()));
+        let start = self.ticks(at);
+        let credit = if start > now_state.at {
+            // Not started: only the newest reservation can leave without letting the later ones in early.
+            let newest = now_state.level < 0 && start == now_state.at + self.ticks_for(-now_state.level);
+            if newest { cost } else { 0 }
+        } else if now_state.level < 0 {
+            // Others still wait for what would come back.
+            0
+        } else {
+            // What has flowed back since the start is not owed a second time.
+            cost - (now_state.at - start).saturating_mul(self.flow() as i64).min(cost)
+        };
+        if credit > 0 {
+            *state = BucketState { level: self.full.min(now_state.level + credit), at: now_state.at };
+        }
+    }
+
+    fn charge(&self, state: &mut BucketState, now: Timestamp, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let BucketState { level, at } = self.settle(*state, now);
+        // Two bucketfuls bring any level to the floor, so a larger cost says no more.
+        let cost = self.units(cost.min(2 * self.capacity()));
+        *state = BucketState { level: (level - cost).max(level.min(-self.full)), at };
+    }
+
+    #[inline]
+    fn full_at(&self, state: &BucketState) -> Timestamp {
+        Timestamp::at(self.us(state.at + self.ticks_for(self.full - state.level)))
+    }
+}

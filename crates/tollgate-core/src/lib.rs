@@ -1,0 +1,31 @@
+//! The pure heart of Tollgate: what a rate limit decides, and nothing else.
+//!
+//! Each [`algorithm`] is a function from a key's state, the time and a cost to an answer and the next state.
+//! Time is handed in, quantities are integers, rounding is against the caller. The crate has no standard
+//! library, so a clock, I/O, a task or a log line cannot be written here.
+//!
+//! ```
+//! use tollgate_core::{Algorithm, Ask, Rate, Timestamp, TokenBucket};
+//!
+//! let bucket = TokenBucket::new(100, Rate::per_second(10)).unwrap();
+//! let now = Timestamp::from_micros(1_000_000);
+//! let mut state = bucket.fresh(now);
+//! assert!(bucket.decide(&mut state, now, Ask::of(40)).is_admitted());
+//! assert_eq!(bucket.standing(&state, now).remaining, 60);
+//! ```
+#![no_std]
+extern crate alloc;
+
+pub mod algorithm;
+mod decision;
+mod limit;
+mod rate;
+mod time;
+
+pub use algorithm::{
+    Algorithm, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter, SlidingLog, TokenBucket,
+};
+pub use decision::{Ask, Decision, Outcome, Standing};
+pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};
+pub use rate::{Rate, RateError, parse_duration};
+pub use time::{Micros, Timestamp};

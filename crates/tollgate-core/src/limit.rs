@@ -1,0 +1,257 @@
+//! A limit: one of the five algorithms with its parameters, chosen at run time.
+
+use core::fmt;
+use core::str::FromStr;
+
+use crate::algorithm::{
+    Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LogState,
+    SlidingCounter, SlidingLog, TokenBucket, WindowState,
+};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::time::{Micros, Timestamp};
+
+/// An algorithm with its parameters. Whoever holds one holds a valid one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Limit {
+    /// Tokens that flow back evenly.
+    TokenBucket(TokenBucket),
+    /// Tokens that come back all at once, each period.
+    IntervalBucket(IntervalBucket),
+    /// Water that drains evenly: a meter, or a queue that spaces its callers.
+    LeakyBucket(LeakyBucket),
+    /// A count for each window of the clock.
+    FixedWindow(FixedWindow),
+    /// Every admission of the trailing window.
+    SlidingLog(SlidingLog),
+    /// Counts of a few sub-buckets, the oldest weighted.
+    SlidingCounter(SlidingCounter),
+}
+
+impl Limit {
+    /// The name under which callers choose the algorithm. Both refills of the token bucket have one name.
+    pub const fn algorithm(&self) -> AlgorithmName {
+        match self {
+            Self::TokenBucket(_) | Self::IntervalBucket(_) => AlgorithmName::TokenBucket,
+            Self::LeakyBucket(_) => AlgorithmName::LeakyBucket,
+            Self::FixedWindow(_) => AlgorithmName::FixedWindow,
+            Self::SlidingLog(_) => AlgorithmName::SlidingWindow,
+            Self::SlidingCounter(_) => AlgorithmName::SlidingWindowCounter,
+        }
+    }
+
+    /// What a key that was never used could take at once.
+    pub const fn size(&self) -> u64 {
+        match self {
+            Self::TokenBucket(it) => it.capacity(),
+            Self::IntervalBucket(it) => it.capacity(),
+            Self::LeakyBucket(it) => it.size(),
+            Self::FixedWindow(it) => it.limit(),
+            Self::SlidingLog(it) => it.limit(),
+            Self::SlidingCounter(it) => it.limit(),
+        }
+    }
+
+    /// The time in which [`Limit::size`] permits come back: time to full, or the window.
+    pub const fn horizon(&self) -> Micros {
+        match self {
+            Self::TokenBucket(it) => it.time_to_full(),
+            Self::IntervalBucket(it) => it.time_to_full(),
+            Self::LeakyBucket(it) => it.time_to_empty(),
+            Self::FixedWindow(it) => it.window(),
+            Self::SlidingLog(it) => it.window(),
+            Self::SlidingCounter(it) => it.window(),
+        }
+    }
+}
+
+impl Limit {
+    /// Starts afresh where the state is of another algorithm: nothing in it can be carried over.
+    fn adopt(&self, state: &mut State, now: Timestamp) {
+        let own = match self {
+            Self::TokenBucket(_) | Self::LeakyBucket(_) => matches!(state, State::Bucket(_)),
+            Self::IntervalBucket(_) => matches!(state, State::Interval(_)),
+            Self::FixedWindow(_) => matches!(state, State::Window(_)),
+            Self::SlidingLog(_) => matches!(state, State::Log(_)),
+            Self::SlidingCounter(_) => matches!(state, State::Counter(_)),
+        };
+        if !own {
+            *state = self.fresh(now);
+        }
+    }
+}
+
+/// The state of one key, of whichever algorithm its limit has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Of a token bucket or a leaky bucket.
+    Bucket(BucketState),
+    /// Of a token bucket with interval refill.
+    Interval(IntervalState),
+    /// Of a fixed window.
+    Window(WindowState),
+    /// Of a sliding log.
+    Log(LogState),
+    /// Of a sliding counter.
+    Counter(CounterState),
+}
+
+/// Runs `$body` with the algorithm and its own state; a state of another algorithm counts as none.
+macro_rules! dispatch {
+    ($limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {
+        match $limit {
+            Limit::TokenBucket($it) => dispatch!(@own $state, Bucket, $it, $now, $own, $body),
+            Limit::IntervalBucket($it) => dispatch!(@own $state, Interval, $it, $now, $own, $body),
+            Limit::LeakyBucket($it) => dispatch!(@own $state, Bucket, $it, $now, $own, $body),
+            Limit::FixedWindow($it) => dispatch!(@own $state, Window, $it, $now, $own, $body),
+            Limit::SlidingLog($it) => dispatch!(@own $state, Log, $it, $now, $own, $body),
+            Limit::SlidingCounter($it) => dispatch!(@own $state, Counter, $it, $now, $own, $body),
+        }
+    };
+    (@own $state:expr, $variant:ident, $it:ident, $now:expr, $own:ident, $body:expr) => {{
+        let mut fresh = None;
+        let $own = match $state {
+            State::$variant(own) => own,
+            _ => fresh.insert($it.fresh($now)),
+        };
+        $body
+    }};
+}
+
+impl Algorithm for Limit {
+    type State = State;
+
+    fn fresh(&self, now: Timestamp) -> State {
+        match self {
+            Self::TokenBucket(it) => State::Bucket(it.fresh(now)),
+            Self::IntervalBucket(it) => State::Interval(it.fresh(now)),
+            Self::LeakyBucket(it) => State::Bucket(it.fresh(now)),
+            Self::FixedWindow(it) => State::Window(it.fresh(now)),
+            Self::SlidingLog(it) => State::Log(it.fresh(now)),
+            Self::SlidingCounter(it) => State::Counter(it.fresh(now)),
+        }
+    }
+
+    fn decide(&self, state: &mut State, now: Timestamp, ask: Ask) -> Outcome {
+        self.adopt(state, now);
+        dispatch!(self, state, now, |it, own| it.decide(own, now, ask))
+    }
+
+    fn standing(&self, state: &State, now: Timestamp) -> Standing {
+        dispatch!(self, state, now, |it, own| it.standing(own, now))
+    }
+
+    fn refund(&self, state: &mut State, now: Timestamp, cost: u64, at: Timestamp) {
+        self.adopt(state, now);
+        dispatch!(self, state, now, |it, own| it.refund(own, now, cost, at))
+    }
+
+    fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
+        self.adopt(state, now);
+        dispatch!(self, state, now, |it, own| it.charge(own, now, cost))
+    }
+
+    fn full_at(&self, state: &State) -> Timestamp {
+        dispatch!(self, state, Timestamp::default(), |it, own| it.full_at(own))
+    }
+}
+
+/// The five names that callers know.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum AlgorithmName {
+    /// `TOKEN_BUCKET`
+    TokenBucket,
+    /// `LEAKY_BUCKET`
+    LeakyBucket,
+    /// `FIXED_WINDOW`
+    FixedWindow,
+    /// `SLIDING_WINDOW`: the exact log
+    SlidingWindow,
+    /// `SLIDING_WINDOW_COUNTER`
+    SlidingWindowCounter,
+}
+
+impl AlgorithmName {
+    /// All of them, in the order in which help texts list them.
+    pub const ALL: [Self; 5] = [
+        Self::TokenBucket,
+        Self::LeakyBucket,
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingWindowCounter,
+    ];
+
+    /// The name on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "TOKEN_BUCKET",
+            Self::LeakyBucket => "LEAKY_BUCKET",
+            Self::FixedWindow => "FIXED_WINDOW",
+            Self::SlidingWindow => "SLIDING_WINDOW",
+            Self::SlidingWindowCounter => "SLIDING_WINDOW_COUNTER",
+        }
+    }
+
+    /// The name in store keys and metric names.
+    pub const fn as_lowercase(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "token_bucket",
+            Self::LeakyBucket => "leaky_bucket",
+            Self::FixedWindow => "fixed_window",
+            Self::SlidingWindow => "sliding_window",
+            Self::SlidingWindowCounter => "sliding_window_counter",
+        }
+    }
+}
+
+impl fmt::Display for AlgorithmName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for AlgorithmName {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        Self::ALL.into_iter().find(|it| it.as_str() == name).ok_or(UnknownAlgorithm)
+    }
+}
+
+/// A name that none of the five algorithms has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW or SLIDING_WINDOW_COUNTER")]
+pub struct UnknownAlgorithm;
+
+/// Why parameters make no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LimitError {
+    /// A limit of zero would be a wall.
+    #[error("a limit needs room for at least 1 permit")]
+    Empty,
+    /// A window of zero would limit nothing.
+    #[error("a window must be longer than zero")]
+    NoWindow,
+    /// Exact arithmetic ends here.
+    #[error("too large to be exact: at most {max} permits with this period")]
+    TooLarge {
+        /// The largest size that fits.
+        max: u64,
+    },
+    /// The window or the time to full is over 35 years.
+    #[error("too slow: a key would take more than 35 years to recover")]
+    TooSlow,
+    /// Sub-buckets must be equally long.
+    #[error("the window of {window_us} us cannot be cut into {sub_buckets} equal sub-buckets")]
+    Uneven {
+        /// The window asked for.
+        window_us: u64,
+        /// The sub-buckets asked for.
+        sub_buckets: u32,
+    },
+    /// Counters keep every sub-bucket in memory.
+    #[error("between 1 and {max} sub-buckets")]
+    SubBuckets {
+        /// The most that a counter keeps.
+        max: u32,
+    },
+}

@@ -1,0 +1,6 @@
+//! The algorithms, judged from outside: vectors, laws, and the mistakes that other limiters ship.
+
+mod accuracy; // how far the sliding counter is from the exact log
+mod laws; // what holds for every limit, trace and clock
+mod vectors; // the published steps of each algorithm
+mod worked; // the numbers of the specification and the known traps
