@@ -64,7 +64,7 @@ impl FixedWindow {
     #[inline]
     const fn redate(&self, state: WindowState, now: Timestamp) -> WindowState {
         let current = self.number(now);
-        if state.count == 0 || state.window <= current + 1 {
+        if state.window <= current + 1 {
             return state;
         }
         let limit = self.limit.get() as i64;
@@ -76,9 +76,6 @@ impl FixedWindow {
         let current = self.number(now);
         let limit = self.limit.get() as i64;
         let WindowState { window, count } = self.redate(state, now);
-        if count == 0 {
-            return WindowState { window: current, count };
-        }
         let passed = current - window;
         if passed <= 0 {
             return WindowState { window, count };

@@ -262,13 +262,18 @@ impl Algorithm for SlidingCounter {
     }
 
     fn refund(&self, state: &mut CounterState, now: Timestamp, cost: u64, at: Timestamp) {
-        let (mut next, _) = self.settle(state, now);
+        let (mut next, time) = self.settle(state, now);
         let index = at.us() / self.length();
         let counted = next.count(index);
         let credit = counted.min(cost.min(self.limit()) as i64);
         if credit > 0 {
             next.add(index, -credit);
             next.trim(next.first);
+            next.seen = time;
+            if next.counts.is_empty() {
+                // Nothing is promised any more, so nobody waits behind it.
+                next.tail = time;
+            }
             *state = next;
         }
     }
@@ -289,8 +294,7 @@ impl Algorithm for SlidingCounter {
 
     fn full_at(&self, state: &CounterState) -> Timestamp {
         let newest = state.counts.iter().rposition(|count| *count > 0);
-        newest.map_or(Timestamp::default(), |at| {
-            Timestamp::at((state.first + at as i64 + self.buckets() + 1) * self.length())
-        })
+        let gone = newest.map_or(0, |at| (state.first + at as i64 + self.buckets() + 1) * self.length());
+        Timestamp::at(gone.max(state.tail))
     }
 }

@@ -49,6 +49,10 @@ impl LogState {
     }
 
     fn push(&mut self, entry: LogEntry) {
+        // What is left of a refunded entry only keeps the time, and the new one keeps a later one.
+        if self.entries.back().is_some_and(|newest| newest.cost == 0) {
+            self.entries.pop_back();
+        }
         self.total += entry.cost;
         self.entries.push_back(entry);
     }
@@ -65,28 +69,41 @@ impl LogState {
 
     /// Takes up to `cost` permits off the newest entry.
     fn reduce_newest(&mut self, cost: i64) {
-        if let Some(newest) = self.entries.back_mut() {
-            let less = cost.min(newest.cost);
-            newest.cost -= less;
-            self.total -= less;
-            if newest.cost == 0 {
-                self.entries.pop_back();
-            }
-        }
+        let Some(newest) = self.entries.back_mut() else { return };
+        let less = cost.min(newest.cost);
+        newest.cost -= less;
+        self.total -= less;
+        self.keep_time();
     }
 
-    /// Takes up to `cost` permits off the oldest entries.
-    fn reduce_oldest(&mut self, mut cost: i64) {
+    /// Takes up to `cost` permits off the entries from `oldest` on. Those before it no longer count, but would again
+    /// if the clock stepped back, so they stay until the next admission.
+    fn reduce_from(&mut self, oldest: usize, mut cost: i64) {
         while cost > 0
-            && let Some(oldest) = self.entries.front_mut()
+            && let Some(entry) = self.entries.get_mut(oldest)
         {
-            let less = cost.min(oldest.cost);
-            oldest.cost -= less;
+            let less = cost.min(entry.cost);
+            entry.cost -= less;
             self.total -= less;
             cost -= less;
-            if oldest.cost == 0 {
-                self.entries.pop_front();
+            if entry.cost > 0 || oldest + 1 == self.entries.len() {
+                break;
             }
+            self.entries.remove(oldest);
+        }
+        self.keep_time();
+    }
+
+    /// A newest entry without permits stays for the time it has seen, without holding up whoever comes next: a clock
+    /// that steps back must not find a log that has forgotten it.
+    fn keep_time(&mut self) {
+        let before = self.entries.iter().nth_back(1).map_or(i64::MIN, |entry| entry.start);
+        if let Some(newest) = self.entries.back_mut()
+            && newest.cost == 0
+        {
+            let seen = newest.start - newest.lead;
+            newest.start = seen.max(before);
+            newest.lead = newest.start - seen;
         }
     }
 }
@@ -154,16 +171,6 @@ impl SlidingLog {
         let mut log = LogState::default();
         log.push(LogEntry { start: now.us(), cost: self.view(state, now).used, lead: 0 });
         Some(log)
-    }
-
-    /// Applies `change` to the log as it is at `now`, re-dated if need be.
-    fn update(&self, state: &mut LogState, now: Timestamp, change: impl FnOnce(&mut LogState, View)) {
-        if let Some(redated) = self.redated(state, now) {
-            *state = redated;
-        }
-        let view = self.view(state, now);
-        state.drop_expired(view.oldest);
-        change(state, view);
     }
 
     /// The earliest start at which `cost` more permits fit.
@@ -240,27 +247,31 @@ impl Algorithm for SlidingLog {
             return;
         }
         let cost = cost.min(self.limit()) as i64;
-        self.update(state, now, |log, view| {
-            if at.us() <= view.time - self.length() {
-                return;
-            }
-            match log.entries.back() {
-                Some(newest) if newest.start == at.us() => log.reduce_newest(cost),
-                // The younger entries stay, so no more comes free than the true history would free.
-                _ => log.reduce_oldest(cost),
-            }
-        });
+        if let Some(redated) = self.redated(state, now) {
+            *state = redated;
+        }
+        let view = self.view(state, now);
+        if at.us() <= view.time - self.length() {
+            return;
+        }
+        match state.entries.back() {
+            Some(newest) if newest.start == at.us() => state.reduce_newest(cost),
+            // The younger entries stay, so no more comes free than the true history would free.
+            _ => state.reduce_from(view.oldest, cost),
+        }
     }
 
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
+        if let Some(redated) = self.redated(state, now) {
+            *state = redated;
+        }
+        let view = self.view(state, now);
         let most = 2 * self.limit.get() as i64;
-        self.update(state, now, |log, view| {
-            let cost = cost.min(most as u64) as i64;
-            let cost = cost.min(most - view.used);
-            if cost > 0 {
-                log.push(LogEntry { start: view.earliest, cost, lead: view.earliest - view.time });
-            }
-        });
+        let cost = (cost.min(most as u64) as i64).min(most - view.used);
+        if cost > 0 {
+            state.drop_expired(view.oldest);
+            state.push(LogEntry { start: view.earliest, cost, lead: view.earliest - view.time });
+        }
     }
 
     fn full_at(&self, state: &LogState) -> Timestamp {
