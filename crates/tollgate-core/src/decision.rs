@@ -95,4 +95,9 @@ impl Decision {
     pub const fn is_admitted(&self) -> bool {
         self.outcome.is_admitted()
     }
+
+    /// Where the key stands after this decision.
+    pub const fn standing(&self) -> Standing {
+        Standing { remaining: self.remaining, reset: self.reset }
+    }
 }

@@ -1,1 +1,14 @@
-//! x
+//! What Tollgate's tests share: real servers on free ports that stop with the test, and seeded randomness.
+
+mod process;
+mod random;
+mod redis;
+
+pub use process::{Process, wait_until};
+pub use random::Random;
+pub use redis::RedisServer;
+
+/// How much more a long run does than an ordinary one: `TOLLGATE_LONG=1`, as `cargo xtask test --long` sets it.
+pub fn long_or<T>(long: T, ordinary: T) -> T {
+    if std::env::var_os("TOLLGATE_LONG").is_some() { long } else { ordinary }
+}

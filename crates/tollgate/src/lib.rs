@@ -1,1 +1,30 @@
-//! x
+//! Tollgate as a library: engines that hold the state of many keys and decide on them.
+//!
+//! ```
+//! use tollgate::{Clock, Limit, MemoryConfig, MemoryEngine, Micros, Rate, TokenBucket};
+//!
+//! let engine = MemoryEngine::new(MemoryConfig::default(), Clock::system());
+//! let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(10))?);
+//! let limiter = engine.limiter("api", limit)?;
+//!
+//! let decision = limiter.try_acquire("user:123", 5);
+//! assert!(decision.is_admitted());
+//! assert_eq!(limiter.remaining("user:123"), 95);
+//! limiter.reset("user:123");
+//! assert_eq!(limiter.remaining("user:123"), 100);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod clock;
+mod engine;
+mod key;
+
+pub use clock::Clock;
+pub use engine::RateLimiter;
+pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
+pub use key::{KEY_BYTES_MAX, Key, KeyError};
+pub use tollgate_core::{
+    AlgorithmName, Ask, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError,
+    Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog, Standing, Timestamp, TokenBucket,
+    UnknownAlgorithm, algorithm, parse_duration,
+};

@@ -158,7 +158,7 @@ impl Algorithm for IntervalBucket {
             let refills = if start >= last { 0 } else { div_ceil(last - start, self.period) };
             cost - refills.saturating_mul(self.refill.get() as i64).min(cost)
         };
-        if credit > 0 {
+        if credit > 0 && tokens < self.full() {
             *state = IntervalState { tokens: self.full().min(tokens + credit), last };
         }
     }

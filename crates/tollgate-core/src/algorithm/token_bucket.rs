@@ -140,6 +140,9 @@ impl Algorithm for TokenBucket {
         }
         let ticks = self.ticks_for(cost - level);
         let wait = accepted_wait(ask, self.time_to_full().us());
+        if wait == 0 {
+            return Outcome::Denied { retry: Micros::of(self.us(at + ticks) - now.us()) };
+        }
         let outcome = admit_by(self.us(at + ticks), now, wait);
         if outcome.is_admitted() {
             // The debit falls due at the start of the request, and what flows until then stops at the brim too.
@@ -176,7 +179,7 @@ impl Algorithm for TokenBucket {
             // What has flowed back since the start is not owed a second time.
             cost - (now_state.at - start).saturating_mul(self.flow() as i64).min(cost)
         };
-        if credit > 0 {
+        if credit > 0 && now_state.level < self.full {
             *state = BucketState { level: self.full.min(now_state.level + credit), at: now_state.at };
         }
     }

@@ -1,0 +1,34 @@
+//! Benchmarks of Tollgate beside its peers, in one run: `cargo xtask bench NAME`.
+
+mod engine;
+mod keys;
+mod report;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::report::Options;
+
+/// Measures Tollgate and its peers in the same run, on the same keys, and prints the ratios.
+#[derive(Parser)]
+#[command(name = "bench")]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Decisions in process: Tollgate's memory engine, governor and the throttlecrab library.
+    Engine(Options),
+    /// For `engine`: fills one contender with keys, in a process of its own, and prints what the memory has grown by.
+    #[command(hide = true)]
+    Fill(engine::Fill),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().bench {
+        Bench::Engine(options) => engine::run(&options),
+        Bench::Fill(fill) => fill.run(),
+    }
+}

@@ -1,0 +1,117 @@
+//! The one clock of an engine: wall time taken once, then time since boot, so that it never runs backwards.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tollgate_core::{Micros, Timestamp};
+
+/// What an engine reads the time from.
+#[derive(Clone, Debug)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// Microseconds from the epoch to the zero of [`boot_time_ns`], and what counts between its readings.
+    System { anchor_us: u64, counter: quanta::Clock },
+    Manual(Arc<AtomicU64>),
+}
+
+/// How long the processor's cycle counter stands in for the real clock, which takes three times as long to read. Should
+/// its rate be off by one in a hundred thousand, it is off by ten nanoseconds when the clock is read again.
+const COUNTED_NS_MAX: u64 = 1_000_000;
+
+thread_local! {
+    /// The last reading of the real clock by this thread: cycles, and nanoseconds since boot.
+    static READING: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+impl Clock {
+    /// Wall time as it is now, carried on by the time since boot. Windows align to the epoch; a wall clock that is set
+    /// later changes nothing; a machine that was suspended has aged.
+    pub fn system() -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let anchor_us = Micros::from(wall).get().saturating_sub(boot_time_ns() / 1_000);
+        Self(Source::System { anchor_us, counter: quanta::Clock::new() })
+    }
+
+    /// A clock that stands still until it is moved: time as a test or a replay hands it in. Clones share the time.
+    pub fn manual(start: Timestamp) -> Self {
+        Self(Source::Manual(Arc::new(AtomicU64::new(start.as_micros()))))
+    }
+
+    /// The time on this clock.
+    #[inline]
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_micros(match &self.0 {
+            Source::System { anchor_us, counter } => anchor_us + counted_ns(counter) / 1_000,
+            Source::Manual(us) => us.load(Ordering::Acquire),
+        })
+    }
+
+    /// Moves a manual clock, in whichever direction. The system's clock cannot be moved.
+    pub fn set(&self, now: Timestamp) {
+        if let Source::Manual(us) = &self.0 {
+            us.store(now.as_micros(), Ordering::Release);
+        }
+    }
+
+    /// Moves a manual clock forwards.
+    pub fn advance(&self, by: Micros) {
+        self.set(self.now().after(by));
+    }
+}
+
+/// Nanoseconds since boot: the last reading of the real clock and the cycles since.
+#[inline]
+fn counted_ns(counter: &quanta::Clock) -> u64 {
+    let cycles = counter.raw();
+    let (read_cycles, read_ns) = READING.get();
+    // A counter that was set back, or that belongs to another clock, is not ahead: `delta_as_nanos` says 0.
+    let since = counter.delta_as_nanos(read_cycles, cycles);
+    if since < COUNTED_NS_MAX && cycles >= read_cycles {
+        return read_ns + since;
+    }
+    let ns = boot_time_ns();
+    READING.set((cycles, ns));
+    ns
+}
+
+/// Nanoseconds since boot, suspended time included.
+#[cfg(target_os = "linux")]
+fn boot_time_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Nanoseconds since the first call: the standard library's clock, which may stop while the machine is suspended.
+#[cfg(not(target_os = "linux"))]
+fn boot_time_ns() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_shows_wall_time_and_never_runs_backwards() {
+        let clock = Clock::system();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
+        assert!(clock.now().as_micros().abs_diff(wall) < 60_000_000);
+        let times: Vec<_> = (0..1_000).map(|_| clock.now()).collect();
+        assert!(times.is_sorted());
+    }
+
+    #[test]
+    fn a_manual_clock_moves_only_when_told() {
+        let clock = Clock::manual(Timestamp::from_micros(7));
+        let same = clock.clone();
+        clock.advance(Micros::from_secs(1));
+        assert_eq!(same.now(), Timestamp::from_micros(1_000_007));
+        same.set(Timestamp::from_micros(3));
+        assert_eq!(clock.now(), Timestamp::from_micros(3));
+    }
+}

@@ -1,0 +1,325 @@
+//! How a state is held in the 112 bits that a slot has for it, and beside the table where they are too few.
+
+use smallvec::smallvec;
+use tollgate_core::algorithm::{
+    Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LogState,
+    SlidingCounter, SlidingLog, TokenBucket, WindowState,
+};
+use tollgate_core::{Limit, Standing, Timestamp};
+
+/// 112 bits of state. What the bits mean is known to the algorithm of the slot's limit.
+pub(super) type Bits = u128;
+
+/// Bits that a slot has for a state.
+pub(super) const STATE_BITS: u32 = 112;
+/// Bits of a time or a window number: [`Timestamp::MAX`] has as many.
+const TIME_BITS: u32 = 53;
+/// Set where the other bits are an index into [`Heap`].
+const IN_HEAP: Bits = 1 << (STATE_BITS - 1);
+
+/// An algorithm whose states can be held by a slot.
+pub(super) trait Cell: Algorithm {
+    /// What it takes to tell where a key stands once its shard is free again: a copy of a small state, or the answer.
+    type Snapshot;
+
+    /// Taken while the shard is held.
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Self::Snapshot;
+
+    /// Worked out when the shard is free again, and only if somebody reads it.
+    fn standing_of(&self, snapshot: Self::Snapshot, now: Timestamp) -> Standing;
+
+    /// The state that the bits stand for.
+    fn load(&self, bits: Bits, heap: &Heap) -> Self::State;
+
+    /// Runs `change` on the state that the bits stand for, and keeps the outcome.
+    fn update<R>(&self, bits: &mut Bits, heap: &mut Heap, change: impl FnOnce(&mut Self::State) -> R) -> R;
+
+    /// Bits for a state that had none.
+    fn store(&self, state: Self::State, heap: &mut Heap) -> Bits;
+}
+
+/// States that do not fit into a slot.
+#[derive(Default)]
+pub(super) struct Heap {
+    states: Vec<Heavy>,
+    free: Vec<u32>,
+}
+
+enum Heavy {
+    Free,
+    Log(LogState),
+    Counter(CounterState),
+}
+
+impl Heap {
+    fn insert(&mut self, state: Heavy) -> Bits {
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.states[index as usize] = state;
+                index
+            }
+            None => {
+                self.states.push(state);
+                self.states.len() as u32 - 1
+            }
+        };
+        IN_HEAP | Bits::from(index)
+    }
+
+    fn get(&self, bits: Bits) -> &Heavy {
+        self.states.get(bits as u32 as usize).unwrap_or(&Heavy::Free)
+    }
+
+    /// Gives up what the bits of a `limit` hold beside the table.
+    pub(super) fn release(&mut self, limit: &Limit, bits: Bits) {
+        let heavy = match limit {
+            Limit::SlidingLog(_) => true,
+            Limit::SlidingCounter(_) => bits & IN_HEAP != 0,
+            Limit::TokenBucket(_)
+            | Limit::IntervalBucket(_)
+            | Limit::LeakyBucket(_)
+            | Limit::FixedWindow(_) => false,
+        };
+        if heavy {
+            self.remove(bits);
+        }
+    }
+
+    fn remove(&mut self, bits: Bits) {
+        let index = bits as u32;
+        if let Some(state) = self.states.get_mut(index as usize) {
+            *state = Heavy::Free;
+            self.free.push(index);
+        }
+        if self.free.len() == self.states.len() {
+            *self = Self::default();
+        }
+    }
+
+    /// Bytes allocated.
+    pub(super) fn bytes(&self) -> usize {
+        let beyond = |state: &Heavy| match state {
+            Heavy::Free => 0,
+            Heavy::Log(log) => log.entries().len() * size_of::<tollgate_core::algorithm::LogEntry>(),
+            Heavy::Counter(counter) if counter.counts.spilled() => {
+                counter.counts.capacity() * size_of::<i64>()
+            }
+            Heavy::Counter(_) => 0,
+        };
+        self.states.capacity() * size_of::<Heavy>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.states.iter().map(beyond).sum::<usize>()
+    }
+}
+
+/// A signed amount and a time, side by side.
+#[inline]
+const fn pack(amount: i64, time: i64) -> Bits {
+    const AMOUNT: Bits = (1 << (STATE_BITS - TIME_BITS)) - 1;
+    ((amount as Bits & AMOUNT) << TIME_BITS) | time as Bits
+}
+
+#[inline]
+const fn unpack(bits: Bits) -> (i64, i64) {
+    const UNUSED: u32 = u128::BITS - STATE_BITS;
+    let amount = ((bits << UNUSED) as i128 >> (UNUSED + TIME_BITS)) as i64;
+    (amount, (bits & ((1 << TIME_BITS) - 1)) as i64)
+}
+
+/// What the states of two numbers have in common.
+macro_rules! two_numbers {
+    ($algorithm:ty, $state:ident { $amount:ident, $time:ident }) => {
+        impl Cell for $algorithm {
+            type Snapshot = $state;
+
+            #[inline]
+            fn snapshot(&self, state: &$state, _: Timestamp) -> $state {
+                *state
+            }
+
+            #[inline]
+            fn standing_of(&self, snapshot: $state, now: Timestamp) -> Standing {
+                self.standing(&snapshot, now)
+            }
+
+            #[inline]
+            fn load(&self, bits: Bits, _: &Heap) -> $state {
+                let ($amount, $time) = unpack(bits);
+                $state { $amount, $time }
+            }
+
+            #[inline]
+            fn update<R>(
+                &self,
+                bits: &mut Bits,
+                heap: &mut Heap,
+                change: impl FnOnce(&mut $state) -> R,
+            ) -> R {
+                let mut state = self.load(*bits, heap);
+                let result = change(&mut state);
+                *bits = pack(state.$amount, state.$time);
+                result
+            }
+
+            #[inline]
+            fn store(&self, state: $state, _: &mut Heap) -> Bits {
+                pack(state.$amount, state.$time)
+            }
+        }
+    };
+}
+
+two_numbers!(TokenBucket, BucketState { level, at });
+two_numbers!(LeakyBucket, BucketState { level, at });
+two_numbers!(IntervalBucket, IntervalState { tokens, last });
+two_numbers!(FixedWindow, WindowState { count, window });
+
+impl Cell for SlidingLog {
+    type Snapshot = Standing;
+
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Standing {
+        self.standing(state, now)
+    }
+
+    fn standing_of(&self, snapshot: Standing, _: Timestamp) -> Standing {
+        snapshot
+    }
+
+    fn load(&self, bits: Bits, heap: &Heap) -> LogState {
+        match heap.get(bits) {
+            Heavy::Log(log) => log.clone(),
+            Heavy::Counter(_) | Heavy::Free => LogState::default(),
+        }
+    }
+
+    fn update<R>(&self, bits: &mut Bits, heap: &mut Heap, change: impl FnOnce(&mut LogState) -> R) -> R {
+        match heap.states.get_mut(*bits as u32 as usize) {
+            Some(Heavy::Log(log)) => change(log),
+            Some(Heavy::Counter(_) | Heavy::Free) | None => {
+                let mut log = LogState::default();
+                let result = change(&mut log);
+                *bits = self.store(log, heap);
+                result
+            }
+        }
+    }
+
+    fn store(&self, state: LogState, heap: &mut Heap) -> Bits {
+        heap.insert(Heavy::Log(state))
+    }
+}
+
+/// Bits of a count that is held in a slot. Larger ones go beside the table.
+const COUNT_BITS: u32 = 29;
+
+impl Cell for SlidingCounter {
+    type Snapshot = Standing;
+
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Standing {
+        self.standing(state, now)
+    }
+
+    fn standing_of(&self, snapshot: Standing, _: Timestamp) -> Standing {
+        snapshot
+    }
+
+    #[inline]
+    fn load(&self, bits: Bits, heap: &Heap) -> CounterState {
+        if bits & IN_HEAP == 0 {
+            return unpack_counter(self, bits);
+        }
+        match heap.get(bits) {
+            Heavy::Counter(counter) => counter.clone(),
+            Heavy::Log(_) | Heavy::Free => self.fresh(Timestamp::default()),
+        }
+    }
+
+    #[inline]
+    fn update<R>(&self, bits: &mut Bits, heap: &mut Heap, change: impl FnOnce(&mut CounterState) -> R) -> R {
+        if *bits & IN_HEAP != 0
+            && let Some(Heavy::Counter(counter)) = heap.states.get_mut(*bits as u32 as usize)
+        {
+            let result = change(counter);
+            if let Some(packed) = pack_counter(self, counter) {
+                heap.remove(*bits);
+                *bits = packed;
+            }
+            return result;
+        }
+        let mut state = self.load(*bits, heap);
+        let result = change(&mut state);
+        *bits = self.store(state, heap);
+        result
+    }
+
+    #[inline]
+    fn store(&self, state: CounterState, heap: &mut Heap) -> Bits {
+        pack_counter(self, &state).unwrap_or_else(|| heap.insert(Heavy::Counter(state)))
+    }
+}
+
+/// A counter of whole windows without reservations: the time, this window's count and the one before.
+#[inline]
+fn pack_counter(limit: &SlidingCounter, state: &CounterState) -> Option<Bits> {
+    let current = state.seen / limit.window().get() as i64;
+    if limit.sub_buckets() != 1 || state.tail != state.seen {
+        return None;
+    }
+    let mut counts = [0_i64; 2];
+    for (count, index) in state.counts.iter().zip(state.first..) {
+        match index - current {
+            -1 => counts[0] = *count,
+            0 => counts[1] = *count,
+            _ if *count == 0 => {}
+            _ => return None,
+        }
+    }
+    let fits = counts.iter().all(|count| *count >> COUNT_BITS == 0);
+    fits.then(|| {
+        (counts[0] as Bits) << (COUNT_BITS + TIME_BITS)
+            | (counts[1] as Bits) << TIME_BITS
+            | state.seen as Bits
+    })
+}
+
+#[inline]
+fn unpack_counter(limit: &SlidingCounter, bits: Bits) -> CounterState {
+    const COUNT: Bits = (1 << COUNT_BITS) - 1;
+    let seen = (bits & ((1 << TIME_BITS) - 1)) as i64;
+    let before = ((bits >> (COUNT_BITS + TIME_BITS)) & COUNT) as i64;
+    let current = ((bits >> TIME_BITS) & COUNT) as i64;
+    let first = seen / limit.window().get() as i64 - 1;
+    CounterState { seen, tail: seen, first, counts: smallvec![before, current] }
+}
+
+/// The instant from which a slot is as good as empty.
+pub(super) fn full_at(limit: &Limit, bits: Bits, heap: &Heap) -> Timestamp {
+    match limit {
+        Limit::TokenBucket(it) => it.full_at(&it.load(bits, heap)),
+        Limit::IntervalBucket(it) => it.full_at(&it.load(bits, heap)),
+        Limit::LeakyBucket(it) => it.full_at(&it.load(bits, heap)),
+        Limit::FixedWindow(it) => it.full_at(&it.load(bits, heap)),
+        Limit::SlidingLog(it) => match heap.get(bits) {
+            Heavy::Log(log) => it.full_at(log),
+            Heavy::Counter(_) | Heavy::Free => Timestamp::default(),
+        },
+        Limit::SlidingCounter(it) => it.full_at(&it.load(bits, heap)),
+    }
+}
+
+/// How much of its limit a slot has used, in 65,536ths, rounded up.
+pub(super) fn used_share(limit: &Limit, bits: Bits, heap: &Heap, now: Timestamp) -> u32 {
+    let remaining = match limit {
+        Limit::TokenBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::IntervalBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::LeakyBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::FixedWindow(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::SlidingLog(it) => match heap.get(bits) {
+            Heavy::Log(log) => it.standing(log, now).remaining,
+            Heavy::Counter(_) | Heavy::Free => it.limit(),
+        },
+        Limit::SlidingCounter(it) => it.standing(&it.load(bits, heap), now).remaining,
+    };
+    let used = u128::from(limit.size() - remaining) << 16;
+    used.div_ceil(u128::from(limit.size())) as u32
+}

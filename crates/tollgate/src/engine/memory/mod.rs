@@ -1,0 +1,340 @@
+//! The memory engine: the state of all keys in this process, behind many small locks.
+
+mod cell;
+mod shard;
+mod sync;
+
+use std::convert::Infallible;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use tollgate_core::{Ask, Decision, Limit, Outcome, Standing, Timestamp};
+use xxhash_rust::xxh3::xxh3_128_with_secret;
+
+use self::cell::Cell;
+use self::shard::{FILL_MEAN, Hash, Shard};
+use self::sync::Lock;
+use crate::clock::Clock;
+use crate::engine::RateLimiter;
+
+/// Parts of a small table. Threads that meet in one wait for each other, so there are more of them than cores.
+const SHARDS_MIN: usize = 64;
+
+/// How large the engine may become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryConfig {
+    /// Keys kept at the same time. Beyond it new keys displace those that have used the least of their limit. Chance
+    /// decides which part of the table a key falls into, so a seventh more (in small tables more) may be held before that.
+    pub max_keys: usize,
+}
+
+impl Default for MemoryConfig {
+    /// A million keys: 48 MB if all of them are in use at once, next to nothing before.
+    fn default() -> Self {
+        Self { max_keys: 1_000_000 }
+    }
+}
+
+/// The state of all keys of this process. Clones share it.
+#[derive(Clone)]
+pub struct MemoryEngine(Arc<Table>);
+
+pub(super) struct Table {
+    shards: Box<[Padded]>,
+    /// The limits that states refer to by number, so that a state tells what it is without its limiter. Read only with a
+    /// shard locked, never the other way round.
+    limits: RwLock<Limits>,
+    secret: Secret,
+    clock: Clock,
+}
+
+/// Random bytes that every hash is keyed with, unknown outside this process: nobody can choose keys that meet.
+struct Secret([u8; SECRET_BYTES]);
+
+/// What XXH3 takes by default.
+const SECRET_BYTES: usize = 192;
+
+impl Secret {
+    fn random() -> Self {
+        let mut secret = [7; SECRET_BYTES];
+        // Interleavings can be replayed only if nothing else is left to chance.
+        if !cfg!(feature = "shuttle") {
+            getrandom::fill(&mut secret).expect("the operating system gives random numbers");
+        }
+        Self(secret)
+    }
+
+    /// 128 bits of a text.
+    #[inline]
+    fn hash(&self, text: &str) -> Hash {
+        let hash = xxh3_128_with_secret(text.as_bytes(), &self.0);
+        Hash { high: (hash >> 64) as u64, low: hash as u64 }
+    }
+}
+
+/// Own cache lines: threads on neighbouring shards do not slow each other down.
+#[repr(align(128))]
+struct Padded(Lock<Shard>);
+
+/// Which limit a state belongs to. Zero marks a slot without state.
+pub(super) type LimitId = NonZeroU16;
+
+/// The limits seen so far, by number.
+#[derive(Default)]
+pub(super) struct Limits(Vec<Limit>);
+
+impl Limits {
+    pub(super) fn get(&self, id: LimitId) -> Option<&Limit> {
+        self.0.get(usize::from(id.get()) - 1)
+    }
+
+    fn intern(&mut self, limit: Limit) -> Result<LimitId, TooManyLimits> {
+        let index = self.0.iter().position(|known| *known == limit).unwrap_or(self.0.len());
+        let id = u16::try_from(index + 1).ok().and_then(NonZeroU16::new).ok_or(TooManyLimits)?;
+        if index == self.0.len() {
+            self.0.push(limit);
+        }
+        Ok(id)
+    }
+}
+
+/// The engine has seen more different limits than it can number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("more than 65535 different limits in one memory engine")]
+pub struct TooManyLimits;
+
+/// What the engine holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryStats {
+    /// Keys with a state.
+    pub keys: u64,
+    /// Bytes allocated for them.
+    pub bytes: u64,
+    /// Keys that were dropped, before they were full again, to make room for others.
+    pub evicted: u64,
+}
+
+impl MemoryEngine {
+    /// An empty engine.
+    pub fn new(config: MemoryConfig, clock: Clock) -> Self {
+        let shards = config.max_keys.div_ceil(FILL_MEAN).max(SHARDS_MIN);
+        let keys = config.max_keys.div_ceil(shards).max(1);
+        let shards = (0..shards).map(|_| Padded(Lock::new(Shard::new(keys)))).collect();
+        Self(Arc::new(Table { shards, limits: RwLock::default(), secret: Secret::random(), clock }))
+    }
+
+    /// A limiter for the keys of `scope`. Limiters of one scope share their keys.
+    pub fn limiter(&self, scope: &str, limit: Limit) -> Result<MemoryLimiter, TooManyLimits> {
+        let id = self.0.limits.write().intern(limit)?;
+        let scope = self.0.secret.hash(scope);
+        Ok(MemoryLimiter { table: Arc::clone(&self.0), limit, id, scope })
+    }
+
+    /// The engine's clock.
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Drops the keys that are full again in `parts` of the table from `from` on, and says where to go on. Keys leave
+    /// by themselves when their room is needed; this gives memory back while no new keys come.
+    pub fn sweep(&self, from: usize, parts: usize) -> usize {
+        let now = self.0.clock.now();
+        let shards = self.0.shards.len();
+        for index in from..from + parts.min(shards) {
+            self.0.shards[index % shards].0.lock().sweep(&self.0.limits, now);
+        }
+        (from + parts) % shards
+    }
+
+    /// In how many parts [`MemoryEngine::sweep`] sees the table.
+    pub fn parts(&self) -> usize {
+        self.0.shards.len()
+    }
+
+    /// What the engine holds now. Looks into every part of the table: for reports, not for the way of a request.
+    pub fn stats(&self) -> MemoryStats {
+        let mut stats = MemoryStats { bytes: size_of_val(&*self.0.shards) as u64, ..MemoryStats::default() };
+        for shard in &self.0.shards {
+            let shard = shard.0.lock();
+            stats.keys += shard.len() as u64;
+            stats.bytes += shard.bytes() as u64;
+            stats.evicted += shard.evicted();
+        }
+        stats
+    }
+}
+
+impl Table {
+    #[inline]
+    fn shard(&self, hash: Hash) -> &Lock<Shard> {
+        &self.shards[hash.shard(self.shards.len())].0
+    }
+}
+
+/// One limit over the keys of one scope.
+///
+/// All of it is synchronous and in this process: a decision is one lock of a small part of the table. The async trait
+/// [`RateLimiter`] wraps the same functions.
+#[derive(Clone)]
+pub struct MemoryLimiter {
+    table: Arc<Table>,
+    limit: Limit,
+    id: LimitId,
+    /// Tells the keys of this scope from the same keys of others.
+    scope: Hash,
+}
+
+impl MemoryLimiter {
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// Takes `permits`, now or not at all.
+    #[inline]
+    pub fn try_acquire(&self, key: &str, permits: u64) -> Decision {
+        self.acquire(key, Ask::of(permits))
+    }
+
+    /// Takes permits, perhaps after a delay that the caller accepts.
+    #[inline]
+    pub fn acquire(&self, key: &str, ask: Ask) -> Decision {
+        match &self.limit {
+            Limit::TokenBucket(it) => self.decide(it, key, ask),
+            Limit::IntervalBucket(it) => self.decide(it, key, ask),
+            Limit::LeakyBucket(it) => self.decide(it, key, ask),
+            Limit::FixedWindow(it) => self.decide(it, key, ask),
+            Limit::SlidingLog(it) => self.decide(it, key, ask),
+            Limit::SlidingCounter(it) => self.decide(it, key, ask),
+        }
+    }
+
+    /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
+    pub fn peek(&self, key: &str, ask: Ask) -> Decision {
+        let (outcome, standing) = self.look(key, ask);
+        self.decision(outcome, standing)
+    }
+
+    /// Whole permits left. Takes nothing and creates nothing.
+    pub fn remaining(&self, key: &str) -> u64 {
+        self.standing(key).remaining
+    }
+
+    /// Where a key stands.
+    pub fn standing(&self, key: &str) -> Standing {
+        self.peek(key, Ask::of(0)).standing()
+    }
+
+    /// Makes a key as good as new.
+    pub fn reset(&self, key: &str) {
+        let hash = self.hash(key);
+        self.table.shard(hash).lock().remove(hash, &self.table.limits);
+    }
+
+    /// Gives back `permits` of a grant that was to start at `at` (its decision's time and delay), as far as they are
+    /// still owed.
+    pub fn refund(&self, key: &str, permits: u64, at: Timestamp) {
+        self.change(key, Change::Refund { permits, at });
+    }
+
+    /// Takes `permits` without asking, into bounded debt: for costs that are known only afterwards.
+    pub fn charge(&self, key: &str, permits: u64) {
+        self.change(key, Change::Charge { permits });
+    }
+
+    #[inline]
+    fn hash(&self, key: &str) -> Hash {
+        let hash = self.table.secret.hash(key);
+        Hash { high: hash.high ^ self.scope.high, low: hash.low ^ self.scope.low }
+    }
+
+    #[inline]
+    fn decide<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Decision {
+        let hash = self.hash(key);
+        let mut shard = self.table.shard(hash).lock();
+        let (now, (outcome, snapshot)) = shard.update(hash, self.id, algorithm, &self.table, |state, now| {
+            let outcome = algorithm.decide(state, now, ask);
+            (outcome, algorithm.snapshot(state, now))
+        });
+        drop(shard);
+        self.decision(outcome, algorithm.standing_of(snapshot, now))
+    }
+
+    fn decision(&self, outcome: Outcome, standing: Standing) -> Decision {
+        Decision { outcome, limit: self.limit.size(), remaining: standing.remaining, reset: standing.reset }
+    }
+
+    fn look(&self, key: &str, ask: Ask) -> (Outcome, Standing) {
+        let hash = self.hash(key);
+        let shard = self.table.shard(hash).lock();
+        let look = Look { ask, now: self.table.clock.now(), id: self.id, hash };
+        match &self.limit {
+            Limit::TokenBucket(it) => look.at(it, &shard),
+            Limit::IntervalBucket(it) => look.at(it, &shard),
+            Limit::LeakyBucket(it) => look.at(it, &shard),
+            Limit::FixedWindow(it) => look.at(it, &shard),
+            Limit::SlidingLog(it) => look.at(it, &shard),
+            Limit::SlidingCounter(it) => look.at(it, &shard),
+        }
+    }
+
+    fn change(&self, key: &str, change: Change) {
+        match &self.limit {
+            Limit::TokenBucket(it) => self.apply(it, key, change),
+            Limit::IntervalBucket(it) => self.apply(it, key, change),
+            Limit::LeakyBucket(it) => self.apply(it, key, change),
+            Limit::FixedWindow(it) => self.apply(it, key, change),
+            Limit::SlidingLog(it) => self.apply(it, key, change),
+            Limit::SlidingCounter(it) => self.apply(it, key, change),
+        }
+    }
+
+    fn apply<A: Cell>(&self, algorithm: &A, key: &str, change: Change) {
+        let hash = self.hash(key);
+        let mut shard = self.table.shard(hash).lock();
+        shard.update(hash, self.id, algorithm, &self.table, |state, now| match change {
+            Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
+            Change::Charge { permits } => algorithm.charge(state, now, permits),
+        });
+    }
+}
+
+/// A question that changes nothing.
+struct Look {
+    ask: Ask,
+    now: Timestamp,
+    id: LimitId,
+    hash: Hash,
+}
+
+impl Look {
+    fn at<A: Cell>(self, algorithm: &A, shard: &Shard) -> (Outcome, Standing) {
+        let state = shard.state(self.hash, self.id, algorithm, self.now);
+        (algorithm.peek(&state, self.now, self.ask), algorithm.standing(&state, self.now))
+    }
+}
+
+/// A change that asks nothing.
+#[derive(Clone, Copy)]
+enum Change {
+    Refund { permits: u64, at: Timestamp },
+    Charge { permits: u64 },
+}
+
+impl RateLimiter for MemoryLimiter {
+    type Error = Infallible;
+
+    async fn acquire(&self, key: &str, ask: Ask) -> Result<Decision, Infallible> {
+        Ok(MemoryLimiter::acquire(self, key, ask))
+    }
+
+    async fn standing(&self, key: &str) -> Result<Standing, Infallible> {
+        Ok(MemoryLimiter::standing(self, key))
+    }
+
+    async fn reset(&self, key: &str) -> Result<(), Infallible> {
+        MemoryLimiter::reset(self, key);
+        Ok(())
+    }
+}

@@ -1,0 +1,433 @@
+//! One part of the table: slots of 32 bytes, in the order of their hashes, with gaps.
+//!
+//! A hash, taken as a fraction, points at a pair of slots, which is one cache line; its key stands there or a little to
+//! the right, and all keys stand in the order of their hashes. Most look-ups touch that line only. Growing, shrinking and
+//! dropping the keys that are full again are one walk from left to right.
+//!
+//! The memory for all slots is asked for once, zeroed; the system provides it as it is touched, and only the slots in use
+//! are, so a shard grows in place and leaves no holes behind.
+
+use parking_lot::RwLock;
+use tollgate_core::{Limit, Timestamp};
+
+use super::cell::{Bits, Cell, Heap, STATE_BITS, full_at, used_share};
+use super::{LimitId, Limits, Table};
+
+/// Slots of a shard, at most. A walk over all of them takes some tens of microseconds, the longest that anyone waits.
+const SLOTS_MAX: usize = 4_096;
+/// Keys for which a shard is meant: chance makes it rare that one holds more than all its slots can.
+pub(super) const FILL_MEAN: usize = SLOTS_MAX * FILL_MIN_PERCENT / 100;
+/// Slots in use before and after a shard grows. Fuller, and look-ups would touch more lines; emptier, and a key would cost
+/// more than 48 bytes; closer together, and the walks would show.
+const FILL_MAX_PERCENT: usize = 77;
+const FILL_MIN_PERCENT: usize = 68;
+/// Slots in a cache line. A look-up compares them at once.
+const PAIR: usize = 2;
+/// Slots that nothing points at, for keys that are pushed beyond the right end.
+const OVERHANG: usize = 64;
+/// Neighbours that are looked at when a full shard must take a new key. They are as good as random: hashes sort them.
+const VICTIMS: usize = 16;
+
+/// 128 keyed bits of a key. Two keys with the same ones would share a state, so 64 would be too few to promise.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Hash {
+    /// Sorts the slots.
+    pub(super) high: u64,
+    /// Chooses the shard.
+    pub(super) low: u64,
+}
+
+impl Hash {
+    /// The shard that the hash belongs to, of so many.
+    #[inline]
+    pub(super) const fn shard(self, count: usize) -> usize {
+        point(self.low, count)
+    }
+}
+
+/// The first of the pair of slots that a hash points at, of so many slots.
+#[inline]
+const fn home(hash: Hash, pointed: usize) -> usize {
+    PAIR * point(hash.high, pointed / PAIR)
+}
+
+/// Where a number, taken as a fraction, points among so many places.
+#[inline]
+const fn point(number: u64, count: usize) -> usize {
+    ((number as u128 * count as u128) >> 64) as usize
+}
+
+/// A key's hash and state.
+#[derive(Clone, Copy)]
+struct Slot {
+    hash: Hash,
+    /// The number of the limit above [`STATE_BITS`] of state.
+    word: u128,
+}
+
+impl Slot {
+    const EMPTY: Self = Self { hash: Hash { high: 0, low: 0 }, word: 0 };
+
+    #[inline]
+    fn id(&self) -> Option<LimitId> {
+        LimitId::new((self.word >> STATE_BITS) as u16)
+    }
+
+    #[inline]
+    fn bits(&self) -> Bits {
+        self.word & ((1 << STATE_BITS) - 1)
+    }
+
+    fn limit<'a>(&self, limits: &'a Limits) -> Option<&'a Limit> {
+        self.id().and_then(|id| limits.get(id))
+    }
+}
+
+#[inline]
+fn word(id: LimitId, bits: Bits) -> u128 {
+    u128::from(id.get()) << STATE_BITS | bits
+}
+
+/// Words of a slot: the hash, then the state.
+const WORDS: usize = 4;
+
+/// Slots, each half a cache line and never across two.
+#[derive(Default)]
+struct Slots {
+    /// Plain numbers, so that they come zeroed without being touched.
+    memory: Box<[u64]>,
+    /// Where in `memory` a cache line begins.
+    first: usize,
+}
+
+impl Slots {
+    fn new(count: usize) -> Self {
+        let memory = vec![0_u64; WORDS * (count + PAIR)].into_boxed_slice();
+        let first = memory.as_ptr().addr().wrapping_neg() % 64 / size_of::<u64>();
+        Self { memory, first }
+    }
+
+    #[inline]
+    fn words(&self, at: usize, count: usize) -> &[u64] {
+        let from = self.first + WORDS * at;
+        &self.memory[from..from + WORDS * count]
+    }
+
+    #[inline]
+    fn pair(&self, at: usize) -> [&[u64; WORDS]; PAIR] {
+        let (left, right) = self.words(at, PAIR).split_at(WORDS);
+        [left, right].map(|words| words.try_into().expect("as long as asked for"))
+    }
+
+    #[inline]
+    fn words_mut(&mut self, at: usize) -> &mut [u64; WORDS] {
+        let from = self.first + WORDS * at;
+        (&mut self.memory[from..from + WORDS]).try_into().expect("as long as asked for")
+    }
+
+    #[inline]
+    fn get(&self, at: usize) -> Slot {
+        let words = self.words(at, 1);
+        let word = u128::from(words[3]) << 64 | u128::from(words[2]);
+        Slot { hash: Hash { high: words[0], low: words[1] }, word }
+    }
+
+    #[inline]
+    fn set(&mut self, at: usize, slot: Slot) {
+        *self.words_mut(at) = [slot.hash.high, slot.hash.low, slot.word as u64, (slot.word >> 64) as u64];
+    }
+
+    /// Whether there is a key: then the number of its limit is not zero.
+    #[inline]
+    fn is_used(&self, at: usize) -> bool {
+        self.words(at, 1)[3] != 0
+    }
+
+    /// Moves the slots from `at` to before `end` by one to the right, over the one at `end`.
+    fn shift_right(&mut self, at: usize, end: usize) {
+        let from = self.first + WORDS * at;
+        self.memory.copy_within(from..self.first + WORDS * end, from + WORDS);
+    }
+
+    /// Moves the slots after `at` up to before `end` by one to the left, over the one at `at`.
+    fn shift_left(&mut self, at: usize, end: usize) {
+        let from = self.first + WORDS * at;
+        self.memory.copy_within(from + WORDS..self.first + WORDS * end, from);
+    }
+}
+
+/// A part of the table, behind one lock. What every look-up reads comes first: one cache line, with the lock.
+#[repr(C)]
+pub(super) struct Shard {
+    slots: Slots,
+    /// Slots that hashes point at.
+    pointed: usize,
+    len: usize,
+    /// Keys it may hold.
+    len_max: usize,
+    heap: Heap,
+    evicted: u64,
+}
+
+impl Shard {
+    /// For about `keys` keys, and a few more where chance has it so.
+    pub(super) fn new(keys: usize) -> Self {
+        // Six standard deviations of a fair share: one shard in a billion is that unlucky.
+        let unlucky = (6 * keys.isqrt()).max(keys / 8);
+        Self {
+            slots: Slots::default(),
+            pointed: 0,
+            len: 0,
+            len_max: keys + unlucky,
+            heap: Heap::default(),
+            evicted: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Bytes in use: what was asked for but never touched costs nothing.
+    pub(super) fn bytes(&self) -> usize {
+        self.pointed * size_of::<Slot>() + self.heap.bytes()
+    }
+
+    /// A copy of the state of a key, or a fresh one.
+    pub(super) fn state<A: Cell>(&self, hash: Hash, id: LimitId, algorithm: &A, now: Timestamp) -> A::State {
+        match self.find(hash).map(|at| self.slots.get(at)) {
+            Some(slot) if slot.id() == Some(id) => algorithm.load(slot.bits(), &self.heap),
+            Some(_) | None => algorithm.fresh(now),
+        }
+    }
+
+    /// Runs `change` on the state of a key, or on a fresh one, which is kept if it is not as good as new afterwards.
+    ///
+    /// The time is read after the slot is found, while it is still on its way from memory; so the times that a key sees
+    /// are in the order in which it sees them.
+    #[inline]
+    pub(super) fn update<A: Cell, R>(
+        &mut self,
+        hash: Hash,
+        id: LimitId,
+        algorithm: &A,
+        table: &Table,
+        change: impl FnOnce(&mut A::State, Timestamp) -> R,
+    ) -> (Timestamp, R) {
+        let found = self.find(hash);
+        let now = table.clock.now();
+        if let Some(at) = found {
+            let slot = self.slots.get(at);
+            let mut bits = slot.word ^ word(id, 0);
+            if bits >> STATE_BITS == 0 {
+                let result = algorithm.update(&mut bits, &mut self.heap, |state| change(state, now));
+                self.slots.set(at, Slot { hash, word: word(id, bits) });
+                return (now, result);
+            }
+        }
+        let mut state = algorithm.fresh(now);
+        let result = change(&mut state, now);
+        if algorithm.full_at(&state) > now {
+            self.insert(hash, id, algorithm, state, now, &table.limits);
+        }
+        (now, result)
+    }
+
+    /// Forgets a key.
+    pub(super) fn remove(&mut self, hash: Hash, limits: &RwLock<Limits>) {
+        if let Some(at) = self.find(hash) {
+            self.take_out(at, &limits.read());
+        }
+    }
+
+    /// Drops the keys that are full again, and memory that is no longer needed.
+    pub(super) fn sweep(&mut self, limits: &RwLock<Limits>, now: Timestamp) {
+        if self.len > 0 {
+            self.rebuild(&limits.read(), now);
+        }
+    }
+
+    /// Where a hash points.
+    #[inline]
+    fn home(&self, hash: Hash) -> usize {
+        home(hash, self.pointed)
+    }
+
+    /// The slot of a key.
+    #[inline]
+    fn find(&self, hash: Hash) -> Option<usize> {
+        if self.pointed == 0 {
+            return None;
+        }
+        let mut at = self.home(hash);
+        loop {
+            let [left, right] = self.slots.pair(at);
+            // Without a branch between the two: which of them it is cannot be guessed.
+            let in_left = (left[0] ^ hash.high | left[1] ^ hash.low) == 0;
+            let in_right = (right[0] ^ hash.high | right[1] ^ hash.low) == 0;
+            if in_left | in_right {
+                // An empty slot cannot be taken for a key: a hash is all zeros once in 2^128.
+                return Some(at + usize::from(in_right));
+            }
+            if right[3] == 0 || right[0] > hash.high {
+                return None;
+            }
+            at += PAIR;
+        }
+    }
+
+    /// The first slot from `from` on that is empty or holds this hash or a larger one. The last slot is always empty.
+    fn position(&self, hash: Hash, from: usize) -> usize {
+        let mut at = from;
+        while self.slots.is_used(at) && self.slots.get(at).hash < hash {
+            at += 1;
+        }
+        at
+    }
+
+    /// Puts in a key that has no state of this limit yet.
+    #[cold]
+    #[inline(never)]
+    fn insert<A: Cell>(
+        &mut self,
+        hash: Hash,
+        id: LimitId,
+        algorithm: &A,
+        state: A::State,
+        now: Timestamp,
+        limits: &RwLock<Limits>,
+    ) {
+        let limits = limits.read();
+        if let Some(at) = self.find(hash) {
+            self.take_out(at, &limits);
+        }
+        if self.len >= self.len_max {
+            self.make_room(self.position(hash, self.home(hash)), &limits, now);
+        }
+        // Beyond, too many keys would stand in another line than they belong to.
+        if (self.len + 1) * 100 > self.pointed * FILL_MAX_PERCENT {
+            self.rebuild(&limits, now);
+        }
+        let bits = algorithm.store(state, &mut self.heap);
+        self.place(Slot { hash, word: word(id, bits) });
+    }
+
+    /// Puts a slot where it belongs.
+    fn place(&mut self, slot: Slot) {
+        loop {
+            let at = self.position(slot.hash, self.home(slot.hash));
+            let gap = (at..).find(|at| !self.slots.is_used(*at)).unwrap_or(at);
+            if gap < self.slots_end() - 1 {
+                self.slots.shift_right(at, gap);
+                self.slots.set(at, slot);
+                self.len += 1;
+                return;
+            }
+            // Chance has put too many hashes at the right end: the overhang is full.
+            self.spread(self.pointed + PAIR);
+        }
+    }
+
+    /// One beyond the last slot.
+    fn slots_end(&self) -> usize {
+        self.pointed + OVERHANG
+    }
+
+    /// Frees a slot, and lets the ones behind it move up to where they belong.
+    fn take_out(&mut self, at: usize, limits: &Limits) {
+        let slot = self.slots.get(at);
+        if let Some(limit) = slot.limit(limits) {
+            self.heap.release(limit, slot.bits());
+        }
+        let mut end = at + 1;
+        while self.slots.is_used(end) && self.home(self.slots.get(end).hash) < end {
+            end += 1;
+        }
+        self.slots.shift_left(at, end);
+        self.slots.set(end - 1, Slot::EMPTY);
+        self.len -= 1;
+    }
+
+    /// In a full shard, drops every neighbour of the newcomer that is full again; if there is none, the one that has
+    /// used the least of its limit. So a flood of new keys frees nobody who is at a limit, unless the flood is as well.
+    fn make_room(&mut self, first: usize, limits: &Limits, now: Timestamp) {
+        let before = self.len;
+        let mut least = None;
+        let mut at = first;
+        for _ in 0..VICTIMS {
+            at = self.next_used(at);
+            let slot = self.slots.get(at);
+            let Some(limit) = slot.limit(limits) else { break };
+            if full_at(limit, slot.bits(), &self.heap) <= now {
+                // The ones behind it move up, so the next to look at is here again.
+                self.take_out(at, limits);
+                continue;
+            }
+            let used = used_share(limit, slot.bits(), &self.heap, now);
+            if least.is_none_or(|(least, _)| used < least) {
+                least = Some((used, at));
+            }
+            at += 1;
+        }
+        if self.len == before
+            && let Some((_, at)) = least
+        {
+            self.take_out(at, limits);
+            self.evicted += 1;
+        }
+    }
+
+    /// The first slot in use from `at` on, going round.
+    fn next_used(&self, at: usize) -> usize {
+        let end = self.slots_end();
+        let at = at.min(end);
+        (at..end).chain(0..at).find(|at| self.slots.is_used(*at)).unwrap_or(0)
+    }
+
+    /// Drops the keys that are full again and gives the others the room they need.
+    fn rebuild(&mut self, limits: &Limits, now: Timestamp) {
+        for at in 0..if self.pointed == 0 { 0 } else { self.slots_end() } {
+            let slot = self.slots.get(at);
+            let Some(limit) = slot.limit(limits) else { continue };
+            if full_at(limit, slot.bits(), &self.heap) <= now {
+                self.heap.release(limit, slot.bits());
+                self.slots.set(at, Slot::EMPTY);
+                self.len -= 1;
+            }
+        }
+        let pointed = ((self.len + 1) * 100).div_ceil(FILL_MIN_PERCENT).min(self.pointed_max());
+        self.spread(pointed.next_multiple_of(PAIR));
+    }
+
+    /// The slots that are pointed at when the shard holds all keys that it may.
+    fn pointed_max(&self) -> usize {
+        (self.len_max + 1) * 100 / FILL_MAX_PERCENT + PAIR
+    }
+
+    /// Spreads all keys over `pointed` slots, or over more where chance has put too many of them at the right end.
+    fn spread(&mut self, mut pointed: usize) {
+        let used = if self.pointed == 0 { 0 } else { self.slots_end() };
+        let kept: Vec<Slot> = (0..used).map(|at| self.slots.get(at)).filter(|slot| slot.word != 0).collect();
+        let last = |pointed| kept.iter().fold(0, |next, slot| home(slot.hash, pointed).max(next) + 1);
+        while last(pointed) >= pointed + OVERHANG {
+            pointed = (pointed + pointed / 8 + PAIR).next_multiple_of(PAIR);
+        }
+        // Memory for all that may come; a shard that has lost most of its keys gives back what they had touched.
+        if (pointed + OVERHANG) * WORDS > self.slots.memory.len() || pointed * 4 < self.pointed {
+            self.slots = Slots::new(pointed.max(self.pointed_max()) + OVERHANG);
+        } else {
+            (0..used).for_each(|at| self.slots.set(at, Slot::EMPTY));
+        }
+        self.pointed = pointed;
+        let mut next = 0;
+        for slot in kept {
+            let at = self.home(slot.hash).max(next);
+            self.slots.set(at, slot);
+            next = at + 1;
+        }
+    }
+}

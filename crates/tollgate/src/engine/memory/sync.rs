@@ -1,0 +1,51 @@
+//! The lock of a shard: one that spins, or, under the `shuttle` feature, one whose interleavings can be explored.
+//!
+//! A shard is held for well under a microsecond. A lock that can put threads to sleep must look for sleepers when it is
+//! released, with an atomic exchange that the processor does not look beyond; this one is released by a plain store, so
+//! the memory that the next request needs is already on its way while this one is decided. That halves the time of a
+//! decision on a table that is larger than the caches.
+
+#[cfg(feature = "shuttle")]
+use shuttle::sync::{Mutex, MutexGuard};
+#[cfg(not(feature = "shuttle"))]
+use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
+
+pub(super) struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    pub(super) const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    #[cfg(not(feature = "shuttle"))]
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    /// Waits twice as long each time, up to about a microsecond; then lets others run, for the holder may be one of them.
+    #[cfg(not(feature = "shuttle"))]
+    #[cold]
+    fn wait(&self) -> MutexGuard<'_, T> {
+        const SPINS_MAX: u32 = 64;
+        let mut spins = 1;
+        loop {
+            for _ in 0..spins {
+                std::hint::spin_loop();
+            }
+            if let Some(guard) = self.0.try_lock() {
+                return guard;
+            }
+            if spins < SPINS_MAX {
+                spins *= 2;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[cfg(feature = "shuttle")]
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().expect("no thread of a test panics while it holds a shard")
+    }
+}

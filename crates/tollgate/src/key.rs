@@ -1,0 +1,69 @@
+//! Keys as callers name them, checked before they go anywhere.
+
+use std::fmt;
+
+/// Bytes in a key. Longer identities belong in a hash; this keeps a request line, a log line and a store key small.
+pub const KEY_BYTES_MAX: usize = 256;
+
+/// Whose limit it is: `user:123`, `ip:192.0.2.1`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key<'a>(&'a str);
+
+/// Why a text is no key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum KeyError {
+    /// Everybody without a name would share one limit.
+    #[error("must not be empty")]
+    Empty,
+    /// See [`KEY_BYTES_MAX`].
+    #[error("must be at most {KEY_BYTES_MAX} bytes long, not {0}")]
+    TooLong(usize),
+    /// Braces would choose the slot in a Redis cluster; control characters would forge log lines.
+    #[error("must not contain control characters, '{{' or '}}'")]
+    Forbidden,
+}
+
+impl<'a> Key<'a> {
+    /// The text as a key, if it may be one.
+    pub fn new(text: &'a str) -> Result<Self, KeyError> {
+        if text.is_empty() {
+            return Err(KeyError::Empty);
+        }
+        if text.len() > KEY_BYTES_MAX {
+            return Err(KeyError::TooLong(text.len()));
+        }
+        if text.chars().any(|c| c.is_control() || c == '{' || c == '}') {
+            return Err(KeyError::Forbidden);
+        }
+        Ok(Self(text))
+    }
+
+    /// The text.
+    pub const fn as_str(self) -> &'a str {
+        self.0
+    }
+}
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked() {
+        for good in ["a", "user:123", "ip:2001:db8::/64", "한글", &"k".repeat(256)] {
+            assert_eq!(Key::new(good).map(Key::as_str), Ok(good));
+        }
+        assert_eq!(Key::new(""), Err(KeyError::Empty));
+        assert_eq!(Key::new(&"k".repeat(257)), Err(KeyError::TooLong(257)));
+        assert_eq!(Key::new(&"한".repeat(86)), Err(KeyError::TooLong(258)));
+        for bad in ["a\n", "a\0", "{a}", "a}", "\u{7f}", "\u{85}"] {
+            assert_eq!(Key::new(bad), Err(KeyError::Forbidden), "{bad:?}");
+        }
+    }
+}
