@@ -254,9 +254,7 @@ impl Fill {
         let window = Rate::new(BURST, Micros::from_secs(3_600))?;
         let limit = match self.contender {
             Filled::TokenBucket => token_bucket(),
-            Filled::LeakyBucket => {
-                Limit::LeakyBucket(LeakyBucket::new(BURST, refill(), LeakyMode::Meter)?)
-            }
+            Filled::LeakyBucket => Limit::LeakyBucket(LeakyBucket::new(BURST, refill(), LeakyMode::Meter)?),
             Filled::FixedWindow => Limit::FixedWindow(FixedWindow::new(window)?),
             Filled::SlidingCounter => Limit::SlidingCounter(SlidingCounter::new(window, 1, false)?),
             Filled::Governor => return fill(&governor(), &keys),

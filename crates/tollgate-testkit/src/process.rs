@@ -43,7 +43,8 @@ impl Process {
             }
         });
         let child = receive.recv().expect("the starting thread answers");
-        let child = child.unwrap_or_else(|why| panic!("cannot start {name}: {why}; `cargo xtask test` installs it"));
+        let child =
+            child.unwrap_or_else(|why| panic!("cannot start {name}: {why}; `cargo xtask test` installs it"));
         Self { child, name }
     }
 

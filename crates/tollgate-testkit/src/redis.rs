@@ -22,7 +22,17 @@ impl RedisServer {
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut command = Command::new("redis-server");
-        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket", "redis.sock", "--dir"]);
+        command.args([
+            "--port",
+            "0",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--unixsocket",
+            "redis.sock",
+            "--dir",
+        ]);
         command.arg(directory.path()).current_dir(directory.path());
         let mut server = Self { process: Process::start(&command), directory };
         wait_until("redis-server listens", || {

@@ -14,7 +14,10 @@ pub struct Clock(Source);
 #[derive(Clone, Debug)]
 enum Source {
     /// Microseconds from the epoch to the zero of [`boot_time_ns`], and what counts between its readings.
-    System { anchor_us: u64, counter: quanta::Clock },
+    System {
+        anchor_us: u64,
+        counter: quanta::Clock,
+    },
     Manual(Arc<AtomicU64>),
 }
 

@@ -25,6 +25,6 @@ pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats,
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use tollgate_core::{
     AlgorithmName, Ask, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError,
-    Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog, Standing, Timestamp, TokenBucket,
+    Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog, Standing, State, Timestamp, TokenBucket,
     UnknownAlgorithm, algorithm, parse_duration,
 };

@@ -111,7 +111,10 @@ fn random_bucket(random: &mut Random) -> TokenBucket {
     loop {
         let (permits, us) = match random.below(4) {
             0 => (1 + random.below(12), 1 + random.below(100)),
-            1 => (1 + random.below(1_000), [1_000, 1_000_000, 60_000_000, 3_600_000_000][random.below(4) as usize]),
+            1 => (
+                1 + random.below(1_000),
+                [1_000, 1_000_000, 60_000_000, 3_600_000_000][random.below(4) as usize],
+            ),
             2 => (1 + random.below(2_000_000_000), 1 + random.below(10)),
             _ => (1 + random.below(1_000_003), 86_400_000_000),
         };
@@ -185,7 +188,14 @@ fn the_script_can_take_the_time_of_the_server() {
     let bucket = TokenBucket::new(100, Rate::per_second(10)).unwrap();
     let mut twins = Twins::new(bucket, &server, "rate_limiter:token_bucket:user:1".to_owned());
     let mut call = twins.script.key(&twins.key);
-    call.arg("").arg("decide").arg(40).arg(0).arg(bucket.tick()).arg(bucket.unit()).arg(bucket.flow()).arg(100);
+    call.arg("")
+        .arg("decide")
+        .arg(40)
+        .arg(0)
+        .arg(bucket.tick())
+        .arg(bucket.unit())
+        .arg(bucket.flow())
+        .arg(100);
     let (admitted, _, _, remaining): (i64, u64, u64, u64) = {
         let answer: Vec<u64> = call.invoke(&mut twins.redis).unwrap();
         (answer[0] as i64, answer[1], answer[2], answer[3])
