@@ -1,2 +1,89 @@
-//! x
-fn main() {}
+//! The one task list: `cargo xtask test`, `cargo xtask bench NAME`.
+
+mod install;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+
+use crate::install::{Peer, Program};
+
+/// Tasks of the Tollgate workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what the tests need, if it is missing, and run all of them.
+    Test {
+        /// Run every law on 100,000 random cases and every differential test on 100,000 steps: some minutes more.
+        #[arg(long)]
+        long: bool,
+    },
+    /// Install the peers, if they are missing, and measure them and Tollgate in one run.
+    Bench {
+        /// `engine` or `http`.
+        name: String,
+        /// Handed on: --check, --json FILE, --quick, --only TEXT.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().task {
+        Task::Test { long } => test(long),
+        Task::Bench { name, options } => bench(&name, &options),
+    }
+}
+
+fn test(long: bool) -> Result<()> {
+    install::programs(&[Program::RedisServer, Program::Curl])?;
+    let mut run = cargo(&["test", "--workspace", "--all-targets"]);
+    if long {
+        run.env("PROPTEST_CASES", "100000").env("TESTS_LONG", "1");
+    }
+    succeed(&mut run)?;
+    succeed(&mut cargo(&["test", "--workspace", "--doc"]))?;
+    // Other locks: built apart, so that nothing else runs with them.
+    succeed(&mut cargo(&["test", "--package", "tollgate", "--features", "shuttle", "--test", "shuttle"]))?;
+    succeed(&mut cargo(&["fmt", "--all", "--check"]))?;
+    succeed(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]))
+}
+
+fn bench(name: &str, options: &[String]) -> Result<()> {
+    let mut run = cargo(&["run", "--release", "--package", "tollgate-bench", "--", name]);
+    run.args(options);
+    if name == "http" {
+        install::programs(&[Program::Nginx, Program::Protoc])?;
+        run.env("THROTTLECRAB_SERVER", install::peer(Peer::ThrottlecrabServer, &root()?)?);
+        succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server", "--package", "tollgate-bench"]))?;
+    }
+    succeed(&mut run)
+}
+
+/// The cargo that runs this.
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments);
+    command
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}").replace('"', "");
+    println!("\n> {shown}");
+    let status = command.status().with_context(|| format!("cannot run {shown}"))?;
+    ensure!(status.success(), "{shown} ended with {status}");
+    Ok(())
+}
+
+fn root() -> Result<PathBuf> {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    Ok(manifest.parent().context("xtask lies in the workspace")?.to_owned())
+}

@@ -1,6 +1,6 @@
 //! What is asked of a limit, and what it answers.
 
-use crate::time::Micros;
+use crate::time::{Micros, Timestamp};
 
 /// One request, as a limit sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +88,8 @@ pub struct Decision {
     pub remaining: u64,
     /// As in [`Standing`].
     pub reset: Micros,
+    /// When it was decided, on the clock of whoever decided. A refund names this and the delay.
+    pub at: Timestamp,
 }
 
 impl Decision {

@@ -1,1 +1,11 @@
-//! x
+//! The service `tollgate`: configuration, doors, and the loop that holds their connections.
+
+mod access;
+mod address;
+pub mod app;
+pub mod cli;
+pub mod config;
+mod doors;
+mod metrics;
+mod serve;
+mod telemetry;

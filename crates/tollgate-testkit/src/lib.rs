@@ -8,7 +8,7 @@ pub use process::{Process, wait_until};
 pub use random::Random;
 pub use redis::RedisServer;
 
-/// How much more a long run does than an ordinary one: `TOLLGATE_LONG=1`, as `cargo xtask test --long` sets it.
+/// How much more a long run does than an ordinary one: `TESTS_LONG=1`, as `cargo xtask test --long` sets it.
 pub fn long_or<T>(long: T, ordinary: T) -> T {
-    if std::env::var_os("TOLLGATE_LONG").is_some() { long } else { ordinary }
+    if std::env::var_os("TESTS_LONG").is_some() { long } else { ordinary }
 }

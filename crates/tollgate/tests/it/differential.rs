@@ -150,7 +150,7 @@ fn random_op(random: &mut Random, bucket: &TokenBucket, grants: &[(u64, u64)]) -
 #[test]
 fn the_token_bucket_is_the_same_in_rust_and_in_redis() {
     let server = RedisServer::start();
-    let seed = std::env::var("TOLLGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let seed = std::env::var("TESTS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut random = Random::new(seed);
     let steps = long_or(100_000, 6_000);
     let mut done = 0;

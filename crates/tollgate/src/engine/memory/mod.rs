@@ -40,6 +40,12 @@ impl Default for MemoryConfig {
 #[derive(Clone)]
 pub struct MemoryEngine(Arc<Table>);
 
+impl std::fmt::Debug for MemoryEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryEngine").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
 pub(super) struct Table {
     shards: Box<[Padded]>,
     /// The limits that states refer to by number, so that a state tells what it is without its limiter. Read only with a
@@ -212,8 +218,18 @@ impl MemoryLimiter {
 
     /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
     pub fn peek(&self, key: &str, ask: Ask) -> Decision {
-        let (outcome, standing) = self.look(key, ask);
-        self.decision(outcome, standing)
+        let hash = self.hash(key);
+        let shard = self.table.shard(hash).lock();
+        let look = Look { ask, now: self.table.clock.now(), id: self.id, hash };
+        let (outcome, standing) = match &self.limit {
+            Limit::TokenBucket(it) => look.at(it, &shard),
+            Limit::IntervalBucket(it) => look.at(it, &shard),
+            Limit::LeakyBucket(it) => look.at(it, &shard),
+            Limit::FixedWindow(it) => look.at(it, &shard),
+            Limit::SlidingLog(it) => look.at(it, &shard),
+            Limit::SlidingCounter(it) => look.at(it, &shard),
+        };
+        self.decision(outcome, standing, look.now)
     }
 
     /// Whole permits left. Takes nothing and creates nothing.
@@ -258,25 +274,11 @@ impl MemoryLimiter {
             (outcome, algorithm.snapshot(state, now))
         });
         drop(shard);
-        self.decision(outcome, algorithm.standing_of(snapshot, now))
+        self.decision(outcome, algorithm.standing_of(snapshot, now), now)
     }
 
-    fn decision(&self, outcome: Outcome, standing: Standing) -> Decision {
-        Decision { outcome, limit: self.limit.size(), remaining: standing.remaining, reset: standing.reset }
-    }
-
-    fn look(&self, key: &str, ask: Ask) -> (Outcome, Standing) {
-        let hash = self.hash(key);
-        let shard = self.table.shard(hash).lock();
-        let look = Look { ask, now: self.table.clock.now(), id: self.id, hash };
-        match &self.limit {
-            Limit::TokenBucket(it) => look.at(it, &shard),
-            Limit::IntervalBucket(it) => look.at(it, &shard),
-            Limit::LeakyBucket(it) => look.at(it, &shard),
-            Limit::FixedWindow(it) => look.at(it, &shard),
-            Limit::SlidingLog(it) => look.at(it, &shard),
-            Limit::SlidingCounter(it) => look.at(it, &shard),
-        }
+    fn decision(&self, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
+        Decision { outcome, limit: self.limit.size(), remaining: standing.remaining, reset: standing.reset, at }
     }
 
     fn change(&self, key: &str, change: Change) {
@@ -309,7 +311,7 @@ struct Look {
 }
 
 impl Look {
-    fn at<A: Cell>(self, algorithm: &A, shard: &Shard) -> (Outcome, Standing) {
+    fn at<A: Cell>(&self, algorithm: &A, shard: &Shard) -> (Outcome, Standing) {
         let state = shard.state(self.hash, self.id, algorithm, self.now);
         (algorithm.peek(&state, self.now, self.ask), algorithm.standing(&state, self.now))
     }

@@ -1,0 +1,193 @@
+//! The client's address: the connection's other end, or what trusted proxies say of it, read from the right.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use http::HeaderMap;
+use ipnet::IpNet;
+
+use crate::config::{AddressHeader, ClientAddress};
+
+/// Hops of a header that are looked at. No honest path is longer.
+const HOPS_MAX: usize = 32;
+/// Bytes of all lines of the header. Beyond, it is an attack, and the peer counts.
+const HEADER_BYTES_MAX: usize = 4_096;
+
+/// A client: an IPv4 address, or the prefix of an IPv6 address, of which one client can have very many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Client {
+    ip: IpAddr,
+    ipv6_prefix: u8,
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ip {
+            IpAddr::V4(ip) => write!(f, "{ip}"),
+            IpAddr::V6(ip) => {
+                let kept = u128::MAX.checked_shl(128 - u32::from(self.ipv6_prefix)).unwrap_or(0);
+                write!(f, "{}/{}", Ipv6Addr::from_bits(ip.to_bits() & kept), self.ipv6_prefix)
+            }
+        }
+    }
+}
+
+/// Who sent the request.
+pub(crate) fn client(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Client {
+    let peer = canonical(peer);
+    let ip = match config.header {
+        Some(header) if trusted(config, peer) => from_header(config, header, peer, headers),
+        Some(_) | None => peer,
+    };
+    Client { ip, ipv6_prefix: config.ipv6_prefix }
+}
+
+fn trusted(config: &ClientAddress, ip: IpAddr) -> bool {
+    config.trusted_proxies.iter().any(|net: &IpNet| net.contains(&ip))
+}
+
+/// From right to left through trusted hops: the first one that is not trusted is the client. What cannot be read ends the
+/// walk at the last hop that could.
+fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    let name = match header {
+        AddressHeader::XForwardedFor => "x-forwarded-for",
+        AddressHeader::XRealIp => "x-real-ip",
+        AddressHeader::Forwarded => "forwarded",
+    };
+    let mut hops: Vec<&str> = Vec::new();
+    let mut bytes = 0;
+    for line in headers.get_all(name) {
+        bytes += line.len();
+        let Ok(line) = line.to_str() else { return peer };
+        hops.extend(split_outside_quotes(line, ','));
+        if bytes > HEADER_BYTES_MAX || hops.len() > HOPS_MAX {
+            return peer;
+        }
+    }
+    let mut last_good = peer;
+    for hop in hops.into_iter().rev() {
+        let address = match header {
+            AddressHeader::XForwardedFor | AddressHeader::XRealIp => parse_hop(hop),
+            AddressHeader::Forwarded => forwarded_for(hop).and_then(parse_hop),
+        };
+        let Some(address) = address else { return last_good };
+        last_good = address;
+        if !trusted(config, address) {
+            return address;
+        }
+    }
+    last_good
+}
+
+/// The value of `for=` in an element of `Forwarded`.
+fn forwarded_for(element: &str) -> Option<&str> {
+    split_outside_quotes(element, ';').find_map(|pair| {
+        let (name, value) = pair.trim().split_once('=')?;
+        name.eq_ignore_ascii_case("for").then_some(value)
+    })
+}
+
+fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    text.split(move |c| {
+        quoted ^= c == '"';
+        c == separator && !quoted
+    })
+}
+
+/// An address as proxies write it: bare, with a port, in brackets, in quotes.
+fn parse_hop(hop: &str) -> Option<IpAddr> {
+    let hop = hop.trim();
+    let hop = hop.strip_prefix('"').and_then(|hop| hop.strip_suffix('"')).unwrap_or(hop);
+    let without_zone = |text: &str| text.split_once('%').map_or_else(|| text.to_owned(), |(ip, _)| ip.to_owned());
+    let parsed = if let Some(rest) = hop.strip_prefix('[') {
+        let (ip, port) = rest.split_once(']')?;
+        let port_is_one = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+        port_is_one.then(|| without_zone(ip).parse::<Ipv6Addr>().ok()).flatten().map(IpAddr::V6)
+    } else {
+        let ip = without_zone(hop).parse::<IpAddr>().ok();
+        ip.or_else(|| hop.parse::<SocketAddr>().ok().filter(SocketAddr::is_ipv4).map(|address| address.ip()))
+    };
+    parsed.map(canonical)
+}
+
+/// IPv4 in whichever form it comes is IPv4: mapped (`::ffff:a.b.c.d`) and translated (`64:ff9b::/96`) addresses too.
+fn canonical(ip: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = ip else { return ip };
+    match v6.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => IpAddr::V4(Ipv4Addr::from_bits(v6.to_bits() as u32)),
+        _ => ip.to_canonical(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+    use http::header::HeaderName;
+
+    fn config(header: AddressHeader) -> ClientAddress {
+        let trusted_proxies = ["10.0.0.0/8", "fd00::/8"].map(|net| net.parse().expect("a network")).to_vec();
+        ClientAddress { header: Some(header), trusted_proxies, ipv6_prefix: 64 }
+    }
+
+    fn found(header: AddressHeader, name: &'static str, peer: &str, lines: &[&'static str]) -> String {
+        let lines = lines.iter().map(|line| (HeaderName::from_static(name), HeaderValue::from_static(line)));
+        client(&config(header), peer.parse().expect("an address"), &HeaderMap::from_iter(lines)).to_string()
+    }
+
+    fn forwarded_for(peer: &str, lines: &[&'static str]) -> String {
+        found(AddressHeader::XForwardedFor, "x-forwarded-for", peer, lines)
+    }
+
+    #[test]
+    fn headers_of_strangers_are_ignored() {
+        assert_eq!(forwarded_for("192.0.2.9", &["198.51.100.1"]), "192.0.2.9");
+        let none = ClientAddress { ipv6_prefix: 64, ..ClientAddress::default() };
+        let headers = HeaderMap::from_iter([(HeaderName::from_static("x-forwarded-for"), HeaderValue::from_static("1.2.3.4"))]);
+        assert_eq!(client(&none, "10.0.0.1".parse().expect("an address"), &headers).to_string(), "10.0.0.1");
+    }
+
+    #[test]
+    fn the_header_is_read_from_the_right_through_trusted_hops() {
+        assert_eq!(forwarded_for("10.0.0.1", &["6.6.6.6, 198.51.100.1, 10.0.0.2"]), "198.51.100.1");
+        assert_eq!(forwarded_for("10.0.0.1", &["6.6.6.6", "198.51.100.1", "10.0.0.2"]), "198.51.100.1");
+        assert_eq!(forwarded_for("10.0.0.1", &["10.0.0.3, 10.0.0.2"]), "10.0.0.3", "all trusted: the farthest");
+        assert_eq!(forwarded_for("10.0.0.1", &["unknown, 10.0.0.2"]), "10.0.0.2", "garbage: the last good one");
+        assert_eq!(forwarded_for("10.0.0.1", &["6.6.6.6, <script>, 10.0.0.2"]), "10.0.0.2");
+        assert_eq!(forwarded_for("10.0.0.1", &[]), "10.0.0.1");
+    }
+
+    #[test]
+    fn forms_of_one_address_are_one_client() {
+        for form in ["198.51.100.1:4711", "::ffff:198.51.100.1", "[::ffff:198.51.100.1]:80", "64:ff9b::c633:6401"] {
+            let form: &'static str = form;
+            assert_eq!(forwarded_for("10.0.0.1", &[form]), "198.51.100.1", "{form}");
+        }
+        assert_eq!(forwarded_for("::ffff:10.0.0.1", &["198.51.100.1"]), "198.51.100.1");
+    }
+
+    #[test]
+    fn ipv6_clients_are_their_prefix() {
+        assert_eq!(forwarded_for("2001:db8:1:2:3:4:5:6", &[]), "2001:db8:1:2::/64");
+        assert_eq!(forwarded_for("fd00::1", &["2001:db8::1"]), "2001:db8::/64");
+        assert_eq!(forwarded_for("fd00::1", &["[2001:db8::1%eth0]:443"]), "2001:db8::/64");
+    }
+
+    #[test]
+    fn forwarded_is_read_with_its_quotes() {
+        let read = |lines: &[&'static str]| found(AddressHeader::Forwarded, "forwarded", "10.0.0.1", lines);
+        assert_eq!(read(&["for=6.6.6.6, for=198.51.100.1;by=10.0.0.2"]), "198.51.100.1");
+        assert_eq!(read(&[r#"For="[2001:db8:cafe::17]:4711";proto=https"#]), "2001:db8:cafe::/64");
+        assert_eq!(read(&[r#"for="6.6.6.6, 7.7.7.7""#]), "10.0.0.1");
+        assert_eq!(read(&["by=10.0.0.2"]), "10.0.0.1");
+    }
+
+    #[test]
+    fn attacks_by_length_end_at_the_peer() {
+        let long: &'static str = Box::leak(vec!["6.6.6.6"; 600].join(",").into_boxed_str());
+        assert_eq!(forwarded_for("10.0.0.1", &[long]), "10.0.0.1");
+        let many: &'static str = Box::leak(vec!["1.1.1.1"; 33].join(",").into_boxed_str());
+        assert_eq!(forwarded_for("10.0.0.1", &[many]), "10.0.0.1");
+    }
+}

@@ -1,0 +1,118 @@
+//! The wiring, on one page: configuration in, a running service out. Only this room spawns.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tollgate::{Clock, MemoryEngine};
+
+use crate::access::Access;
+use crate::config::Config;
+use crate::doors::actuator::Actuator;
+use crate::doors::rest::Rest;
+use crate::metrics::Metrics;
+use crate::serve::serve;
+use crate::telemetry;
+
+/// A service whose listeners are bound, so that its ports are known before it runs.
+pub struct App {
+    config: Config,
+    listener: TcpListener,
+    /// For the actuator, where the API can be reached from outside.
+    admin: Option<TcpListener>,
+}
+
+/// A whole sweep of the table takes this long: keys that nobody uses any more are gone by then.
+const SWEEP_SECS: usize = 30;
+
+impl App {
+    /// Binds the listeners and starts the log.
+    pub async fn bind(config: Config) -> Result<Self> {
+        telemetry::init(&config);
+        let listener = listen(config.listen, "--listen").await?;
+        let admin = match listener.local_addr()?.ip().is_loopback() {
+            true => None,
+            false => Some(listen(config.admin_listen, "admin.listen").await?),
+        };
+        Ok(Self { config, listener, admin })
+    }
+
+    /// Where the API listens.
+    pub fn address(&self) -> Result<SocketAddr> {
+        Ok(self.listener.local_addr()?)
+    }
+
+    /// Where the actuator listens.
+    pub fn admin_address(&self) -> Result<SocketAddr> {
+        Ok(self.admin.as_ref().unwrap_or(&self.listener).local_addr()?)
+    }
+
+    /// Serves until told to stop, then lets the requests under way finish.
+    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        let Self { config, listener, admin } = self;
+        let engine = MemoryEngine::new(config.memory, Clock::system());
+        let metrics = Arc::new(Metrics::new(&engine));
+        let limiters: Result<Vec<_>, _> =
+            config.limits.iter().map(|limit| engine.limiter(limit.algorithm().as_lowercase(), *limit)).collect();
+        let local_only = admin.is_none();
+        let actuator = Actuator::new(Arc::clone(&metrics));
+        let (own_actuator, rest_actuator) = if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
+        let rest = Arc::new(Rest {
+            limiters: limiters?,
+            access: Access::new(local_only, config.token_digests, config.trusted_callers),
+            client_address: config.client_address,
+            body_timeout: config.server.body_timeout,
+            metrics: Arc::clone(&metrics),
+            actuator: rest_actuator,
+        });
+        let tasks = TaskTracker::new();
+        tasks.spawn(sweep(engine, stop.clone()));
+        tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stop.clone()));
+        if let (Some(admin), Some(actuator)) = (admin, own_actuator) {
+            tasks.spawn(serve(admin, Arc::new(actuator), config.server, metrics, stop.clone()));
+        }
+        tasks.close();
+        stop.cancelled().await;
+        tracing::info!("stopping: requests under way are finished first");
+        tasks.wait().await;
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+async fn listen(address: SocketAddr, setting: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (choose another with {setting})"))
+}
+
+/// Gives the memory of keys that nobody uses back, a part of the table at a time.
+async fn sweep(engine: MemoryEngine, stop: CancellationToken) {
+    let parts = engine.parts().div_ceil(SWEEP_SECS);
+    let mut seconds = tokio::time::interval(Duration::from_secs(1));
+    let mut part = 0;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = seconds.tick() => part = engine.sweep(part, parts),
+        }
+    }
+}
+
+/// Cancelled when the system asks the process to end.
+pub fn stop_on_signal() -> Result<CancellationToken> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let told = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        told.cancel();
+    });
+    Ok(stop)
+}

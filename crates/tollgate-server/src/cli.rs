@@ -1,0 +1,134 @@
+//! The command line: what can be said, and what each command does.
+
+mod check;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use tokio::runtime::Runtime;
+
+use crate::app::{App, stop_on_signal};
+use crate::config::{self, Config, Flags};
+
+/// Tollgate: an exact rate limiter.
+///
+/// Without a command it serves: one node, state in memory, nothing to install. A first check:
+///
+///   curl 'http://127.0.0.1:8080/api/v1/rate-limit/check?key=user:123'
+///
+/// Settings come from a file (--config), then TOLLGATE_* variables, then flags; the later one wins.
+/// `tollgate config schema` describes every field of the file, `tollgate config check FILE` finds every mistake in one.
+#[derive(Parser)]
+#[command(name = "tollgate", version, args_conflicts_with_subcommands = true, verbatim_doc_comment)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: Serve,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve the API (what `tollgate` alone does).
+    Serve(Serve),
+    /// Ask a running server for permits. Exits with 0 if allowed, 1 if denied, 2 if it could not be asked.
+    #[command(after_help = "Examples:\n  tollgate check user:123\n  tollgate check user:123 --algorithm FIXED_WINDOW --permits 5\n  tollgate check deploy --json && ./deploy.sh")]
+    Check(check::Check),
+    /// Check or describe configuration files.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example:\n  tollgate completions bash > /etc/bash_completion.d/tollgate")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// What serving takes. Flags win over TOLLGATE_* variables, and these over the file.
+#[derive(Args)]
+struct Serve {
+    /// Where the API listens [default: 127.0.0.1:8080]. Beyond loopback callers need a token to name keys.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// Where the state is kept [default: memory].
+    #[arg(long, value_name = "STORE")]
+    store: Option<String>,
+    /// A YAML file with settings. None is read unless named here or in TOLLGATE_CONFIG.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Name file, line and column of every mistake in a configuration file.
+    Check {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Print the JSON Schema of the configuration file, for editors and for reading.
+    Schema,
+}
+
+impl Cli {
+    /// Does what was said. Errors are the caller's to print.
+    pub fn run(self) -> Result<ExitCode> {
+        match self.command {
+            None => self.serve.run(),
+            Some(Command::Serve(serve)) => serve.run(),
+            Some(Command::Check(check)) => Runtime::new()?.block_on(check.run()),
+            Some(Command::Config(ConfigCommand::Check { file })) => {
+                config::load(Some(&file), std::iter::empty(), Flags::new())?;
+                print(&format!("{}: no mistakes\n", file.display()))
+            }
+            Some(Command::Config(ConfigCommand::Schema)) => {
+                print(&format!("{}\n", serde_json::to_string_pretty(&config::schema())?))
+            }
+            Some(Command::Completions { shell }) => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "tollgate", &mut script);
+                print(&String::from_utf8_lossy(&script))
+            }
+        }
+    }
+}
+
+/// Prints, and does not mind if nobody reads to the end.
+fn print(text: &str) -> Result<ExitCode> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(why) if why.kind() != std::io::ErrorKind::BrokenPipe => Err(why).context("cannot print"),
+        Ok(()) | Err(_) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+impl Serve {
+    fn run(self) -> Result<ExitCode> {
+        let file = config::named_file(self.config.clone());
+        let config = config::load(file.as_deref(), std::env::vars(), self.flags())?;
+        Runtime::new()?.block_on(serve(config))
+    }
+
+    fn flags(self) -> Flags {
+        let listen = self.listen.map(|value| ("listen", "--listen", value));
+        let store = self.store.map(|value| ("store", "--store", value));
+        listen.into_iter().chain(store).collect()
+    }
+}
+
+async fn serve(config: Config) -> Result<ExitCode> {
+    let stop = stop_on_signal()?;
+    let app = App::bind(config).await?;
+    let (api, admin) = (app.address()?, app.admin_address()?);
+    let mut lines = format!("Tollgate {} listens on http://{api} (store: memory)\n", env!("CARGO_PKG_VERSION"));
+    if admin != api {
+        lines += &format!("Health and metrics: http://{admin}/actuator/health\n");
+    }
+    lines += &format!("Try: curl 'http://{api}/api/v1/rate-limit/check?key=user:123'\n");
+    print(&lines)?;
+    app.run(stop).await?;
+    Ok(ExitCode::SUCCESS)
+}

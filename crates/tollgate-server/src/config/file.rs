@@ -1,0 +1,333 @@
+//! The configuration file, field for field, with its defaults. The JSON Schema is derived from it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use tollgate::{Rate, parse_duration};
+
+/// Configuration of the Tollgate service.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(title = "Tollgate")]
+pub(super) struct ConfigFile {
+    /// Where the API listens.
+    #[schemars(with = "String")]
+    pub listen: SocketAddr,
+    /// Where the state of all keys is kept: `memory`.
+    pub store: String,
+    pub admin: Admin,
+    pub memory: Memory,
+    pub api: Api,
+    pub client_address: Address,
+    pub server: Server,
+    pub log: Log,
+}
+
+impl Default for ConfigFile {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            store: "memory".to_owned(),
+            admin: Admin::default(),
+            memory: Memory::default(),
+            api: Api::default(),
+            client_address: Address::default(),
+            server: Server::default(),
+            log: Log::default(),
+        }
+    }
+}
+
+/// The actuator (health, info, metrics) when the API is not on a loopback address; it is on the API's port otherwise.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Admin {
+    /// A loopback address.
+    #[schemars(with = "String")]
+    pub listen: SocketAddr,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8090)) }
+    }
+}
+
+/// The memory engine.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Memory {
+    /// Keys kept at the same time, at most 48 bytes each. Beyond it, keys that have used the least of their limit go first.
+    pub max_keys: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { max_keys: 1_000_000 }
+    }
+}
+
+/// The plain REST API.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Api {
+    pub defaults: Defaults,
+    /// A file with one token a line. Beyond loopback, callers that show one (`Authorization: Bearer ...`) may name keys.
+    pub token_file: Option<PathBuf>,
+    /// Networks whose callers need no token.
+    #[schemars(with = "Vec<String>")]
+    pub trusted_callers: Vec<IpNet>,
+}
+
+/// The limit of each algorithm.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Defaults {
+    pub token_bucket: TokenBucketFields,
+    pub leaky_bucket: LeakyBucketFields,
+    pub fixed_window: WindowFields,
+    pub sliding_window: WindowFields,
+    pub sliding_window_counter: CounterFields,
+}
+
+/// TOKEN_BUCKET: bursts up to the capacity, the refill rate in the long run.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct TokenBucketFields {
+    pub capacity: u64,
+    pub refill_rate: RateText,
+    pub refill: Refill,
+}
+
+impl Default for TokenBucketFields {
+    fn default() -> Self {
+        Self { capacity: 100, refill_rate: RateText(Rate::per_second(10)), refill: Refill::Greedy }
+    }
+}
+
+/// How tokens come back.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Refill {
+    /// Evenly.
+    Greedy,
+    /// All of a period at its end.
+    Interval,
+}
+
+/// LEAKY_BUCKET: water that drains evenly.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct LeakyBucketFields {
+    pub size: u64,
+    pub outflow: RateText,
+}
+
+impl Default for LeakyBucketFields {
+    fn default() -> Self {
+        Self { size: 100, outflow: RateText(Rate::per_second(10)) }
+    }
+}
+
+/// FIXED_WINDOW and SLIDING_WINDOW: so many per window.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct WindowFields {
+    pub limit: RateText,
+    /// Whether denied requests count too, up to the limit.
+    pub count_denied: bool,
+}
+
+impl Default for WindowFields {
+    fn default() -> Self {
+        Self { limit: RateText(Rate::per_minute(100)), count_denied: false }
+    }
+}
+
+/// SLIDING_WINDOW_COUNTER: counts instead of a log.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct CounterFields {
+    pub limit: RateText,
+    /// Into how many parts the window is cut: 1 by default, 10 if `strict`.
+    pub sub_buckets: Option<u32>,
+    /// Never more than the limit in any trailing window, at the price of denying a little too long.
+    pub strict: bool,
+    /// Whether denied requests count too, up to the limit.
+    pub count_denied: bool,
+}
+
+impl Default for CounterFields {
+    fn default() -> Self {
+        Self { limit: RateText(Rate::per_minute(100)), sub_buckets: None, strict: false, count_denied: false }
+    }
+}
+
+/// How the client's address is found when a request names no key.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Address {
+    /// The one header that is read, from trusted proxies only. None by default: the address of the connection counts.
+    pub header: Option<AddressHeader>,
+    /// Networks of the proxies that are believed.
+    #[schemars(with = "Vec<String>")]
+    pub trusted_proxies: Vec<IpNet>,
+    /// How many bits of an IPv6 address are one client.
+    pub ipv6_prefix: u8,
+}
+
+impl Default for Address {
+    fn default() -> Self {
+        Self { header: None, trusted_proxies: Vec::new(), ipv6_prefix: 64 }
+    }
+}
+
+/// Headers in which proxies name the client.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AddressHeader {
+    /// `X-Forwarded-For: client, proxy, proxy`
+    #[serde(rename = "X-Forwarded-For")]
+    XForwardedFor,
+    /// `X-Real-IP: client`
+    #[serde(rename = "X-Real-IP")]
+    XRealIp,
+    /// `Forwarded: for=client;by=proxy, for=proxy`
+    #[serde(rename = "Forwarded")]
+    Forwarded,
+}
+
+/// How connections are held.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Server {
+    /// Connections at the same time; further ones wait to be accepted.
+    pub max_connections: usize,
+    /// Of these, from one address that is not loopback; further ones are closed.
+    pub max_connections_per_address: usize,
+    /// From the first byte of a request to the end of its head.
+    pub header_timeout: DurationText,
+    /// For the whole body of a request.
+    pub body_timeout: DurationText,
+    /// Between two requests of a connection.
+    pub idle_timeout: DurationText,
+    /// For the requests under way when the service is told to stop.
+    pub drain_timeout: DurationText,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        let secs = |secs| DurationText(Duration::from_secs(secs));
+        Self {
+            max_connections: 10_000,
+            max_connections_per_address: 1_000,
+            header_timeout: secs(5),
+            body_timeout: secs(10),
+            idle_timeout: secs(60),
+            drain_timeout: secs(10),
+        }
+    }
+}
+
+/// Log lines.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Log {
+    /// error, warn, info, debug (every decision) or trace.
+    pub level: String,
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Auto }
+    }
+}
+
+/// How log lines look.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Pretty on a terminal, JSON otherwise.
+    Auto,
+    /// For people.
+    Pretty,
+    /// For machines.
+    Json,
+}
+
+/// A rate such as `100/min`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RateText(pub Rate);
+
+/// A duration such as `1m30s`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DurationText(pub Duration);
+
+impl FromStr for RateText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|why: tollgate::RateError| format!("{why}, not \"{text}\""))
+    }
+}
+
+impl FromStr for DurationText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let micros = parse_duration(text).ok_or_else(|| format!("expected a duration such as 500ms, 10s or 1m30s, not \"{text}\""))?;
+        Ok(Self(micros.into()))
+    }
+}
+
+impl std::fmt::Display for RateText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::fmt::Display for DurationText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}ms", self.0.as_millis())
+    }
+}
+
+/// Texts that are parsed once, at the door.
+macro_rules! text {
+    ($type:ident, $name:literal, $pattern:literal, $description:literal) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $name.into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern, "description": $description })
+            }
+        }
+    };
+}
+
+text!(RateText, "Rate", r"^[0-9]+\s*/\s*([a-z]+|([0-9]+(d|h|m|s|ms|us))+)$", "Permits per period: 10/s, 100/min, 5/1m30s");
+text!(DurationText, "Duration", r"^([0-9]+(d|h|m|s|ms|us))+$", "Largest unit first: 500ms, 10s, 1m30s");
+
+/// The JSON Schema of the file.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(ConfigFile).to_value()
+}

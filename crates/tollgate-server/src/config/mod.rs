@@ -1,0 +1,307 @@
+//! What the user wrote -> validated values that build the service. The only room that reads files and the environment.
+//!
+//! Layers, each over the one before: defaults, the file, `TOLLGATE_*`, flags. Every mistake of a run is reported at once,
+//! each with the place it was made in.
+
+mod file;
+mod layers;
+mod tree;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use sha2::{Digest, Sha256};
+use tollgate::{
+    FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig, SlidingCounter, SlidingLog,
+    TokenBucket,
+};
+
+pub use self::file::{AddressHeader, LogFormat, schema};
+use self::file::{ConfigFile, Defaults, Refill};
+use self::layers::Layers;
+
+/// Everything the service is built from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the API listens.
+    pub listen: SocketAddr,
+    /// Where the actuator listens if the API is not on a loopback address.
+    pub admin_listen: SocketAddr,
+    /// The memory engine.
+    pub memory: MemoryConfig,
+    /// The limits of the plain API, one for each algorithm.
+    pub limits: Vec<Limit>,
+    /// SHA-256 of the tokens that callers may show.
+    pub token_digests: Vec<[u8; 32]>,
+    /// Callers that need no token.
+    pub trusted_callers: Vec<IpNet>,
+    /// How the client's address is found.
+    pub client_address: ClientAddress,
+    /// How connections are held.
+    pub server: Serving,
+    /// `error` to `trace`, or a filter such as `tollgate_server=debug`.
+    pub log_level: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+/// Which peers are believed what they say of the client's address.
+#[derive(Clone, Debug, Default)]
+pub struct ClientAddress {
+    /// The one header that is read, if any.
+    pub header: Option<AddressHeader>,
+    /// Peers, and hops, that are believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// How much of an IPv6 address is one client.
+    pub ipv6_prefix: u8,
+}
+
+/// Limits of connections, in number and in time.
+#[derive(Clone, Copy, Debug)]
+pub struct Serving {
+    /// Connections at the same time.
+    pub max_connections: usize,
+    /// Of these, from one address that is not loopback.
+    pub max_connections_per_address: usize,
+    /// From the first byte of a request to the end of its head.
+    pub header_timeout: Duration,
+    /// For the whole body.
+    pub body_timeout: Duration,
+    /// Between two requests.
+    pub idle_timeout: Duration,
+    /// For requests under way when the service is told to stop.
+    pub drain_timeout: Duration,
+}
+
+/// Mistakes, each with its place.
+#[derive(Debug)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+/// One mistake.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigError {
+    /// `tollgate.yaml:3:12`, `TOLLGATE_LISTEN`, `--listen`.
+    pub place: String,
+    /// `memory.max_keys`; empty for the whole file.
+    pub field: String,
+    /// What is wrong, and what is accepted.
+    pub why: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.field.as_str() {
+            "" => write!(f, "{}: {}", self.place, self.why),
+            field => write!(f, "{}: {field}: {}", self.place, self.why),
+        }
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<_> = self.0.iter().map(ConfigError::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// What is set on the command line, as `(field, flag, value)`.
+pub type Flags = Vec<(&'static str, &'static str, String)>;
+
+/// Reads all layers. `variables` is the environment.
+pub fn load(
+    path: Option<&Path>,
+    variables: impl Iterator<Item = (String, String)>,
+    flags: Flags,
+) -> Result<Config, ConfigErrors> {
+    let mut layers = Layers::default();
+    if let Some(path) = path {
+        let text = std::fs::read_to_string(path).map_err(|why| {
+            ConfigErrors(vec![ConfigError {
+                place: path.display().to_string(),
+                field: String::new(),
+                why: format!("cannot be read: {why}"),
+            }])
+        })?;
+        layers.file(&path.display().to_string(), &text);
+    }
+    layers.environment(variables);
+    for (field, flag, value) in flags {
+        layers.set(field, flag, &value);
+    }
+    let (file, mut errors) = layers.read();
+    let config = validate(&file, &mut |field, why| errors.push(layers.error(field, why)));
+    if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
+}
+
+/// From what was written to what it means. Mistakes are reported and replaced by what keeps the others visible.
+fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
+    if file.store != "memory" {
+        report("store", format!("unknown store \"{}\"; accepted: memory", redact(&file.store)));
+    }
+    if file.memory.max_keys == 0 {
+        report("memory.max_keys", "at least 1".to_owned());
+    }
+    if !file.admin.listen.ip().is_loopback() {
+        report("admin.listen", "must be a loopback address: the actuator has no authentication".to_owned());
+    }
+    for (index, net) in file.client_address.trusted_proxies.iter().enumerate() {
+        check_network(net, |why| report(&format!("client_address.trusted_proxies.{index}"), why));
+    }
+    for (index, net) in file.api.trusted_callers.iter().enumerate() {
+        check_network(net, |why| report(&format!("api.trusted_callers.{index}"), why));
+    }
+    if file.client_address.header.is_some() && file.client_address.trusted_proxies.is_empty() {
+        report("client_address.header", "is read from trusted proxies only, and trusted_proxies is empty".to_owned());
+    }
+    if !(1..=128).contains(&file.client_address.ipv6_prefix) {
+        report("client_address.ipv6_prefix", "between 1 and 128".to_owned());
+    }
+    for (field, connections) in [
+        ("server.max_connections", file.server.max_connections),
+        ("server.max_connections_per_address", file.server.max_connections_per_address),
+    ] {
+        if connections == 0 {
+            report(field, "at least 1".to_owned());
+        }
+    }
+    for (field, timeout) in [
+        ("server.header_timeout", file.server.header_timeout.0),
+        ("server.body_timeout", file.server.body_timeout.0),
+        ("server.idle_timeout", file.server.idle_timeout.0),
+    ] {
+        if timeout < Duration::from_millis(1) {
+            report(field, "at least 1ms".to_owned());
+        }
+    }
+    if file.log.level.parse::<tracing_subscriber::EnvFilter>().is_err() {
+        report("log.level", "accepted: error, warn, info, debug, trace, or a filter such as tollgate_server=debug".to_owned());
+    }
+    let token_digests = match &file.api.token_file {
+        Some(path) => read_tokens(path).unwrap_or_else(|why| {
+            report("api.token_file", why);
+            Vec::new()
+        }),
+        None => Vec::new(),
+    };
+    Config {
+        listen: file.listen,
+        admin_listen: file.admin.listen,
+        memory: MemoryConfig { max_keys: usize::try_from(file.memory.max_keys).unwrap_or(usize::MAX) },
+        limits: limits(&file.api.defaults, report),
+        token_digests,
+        trusted_callers: file.api.trusted_callers.clone(),
+        client_address: ClientAddress {
+            header: file.client_address.header,
+            trusted_proxies: file.client_address.trusted_proxies.clone(),
+            ipv6_prefix: file.client_address.ipv6_prefix,
+        },
+        server: Serving {
+            max_connections: file.server.max_connections,
+            max_connections_per_address: file.server.max_connections_per_address,
+            header_timeout: file.server.header_timeout.0,
+            body_timeout: file.server.body_timeout.0,
+            idle_timeout: file.server.idle_timeout.0,
+            drain_timeout: file.server.drain_timeout.0,
+        },
+        log_level: file.log.level.clone(),
+        log_format: file.log.format,
+    }
+}
+
+/// A store's address may hold a password, which belongs in no message.
+fn redact(store: &str) -> String {
+    match store.split_once('@') {
+        Some((before, after)) => {
+            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
+            format!("{scheme}://***@{after}")
+        }
+        None => store.to_owned(),
+    }
+}
+
+/// Networks that would believe everybody, or that do not say what they seem to.
+fn check_network(net: &IpNet, mut report: impl FnMut(String)) {
+    if net.prefix_len() == 0 {
+        report(format!("{net} would trust everybody"));
+    }
+    if let IpNet::V6(v6) = net
+        && v6.network().to_ipv4_mapped().is_some()
+    {
+        report(format!("{net}: write IPv4 networks as IPv4"));
+    }
+    if net.trunc() != *net {
+        report(format!("{net} has bits beyond its prefix; did you mean {}?", net.trunc()));
+    }
+}
+
+/// Shorter tokens could be guessed.
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// One token a line; of each only its digest is kept.
+fn read_tokens(path: &Path) -> Result<Vec<[u8; 32]>, String> {
+    let text = std::fs::read_to_string(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
+    let tokens: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if let Some(line) = tokens.iter().position(|token| token.len() < TOKEN_CHARS_MIN) {
+        return Err(format!("token {} of {} has fewer than {TOKEN_CHARS_MIN} characters", line + 1, path.display()));
+    }
+    Ok(tokens.into_iter().map(|token| Sha256::digest(token).into()).collect())
+}
+
+/// A log keeps an entry for every admission: beyond this, a window belongs in a counter.
+const LOG_LIMIT_MAX: u64 = 100_000;
+
+fn limits(defaults: &Defaults, report: &mut dyn FnMut(&str, String)) -> Vec<Limit> {
+    let bucket = &defaults.token_bucket;
+    let leaky = &defaults.leaky_bucket;
+    let log = &defaults.sliding_window;
+    let counter = &defaults.sliding_window_counter;
+    let sub_buckets = counter.sub_buckets.unwrap_or(if counter.strict { 10 } else { 1 });
+    if log.limit.0.permits() > LOG_LIMIT_MAX {
+        report("api.defaults.sliding_window.limit", format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"));
+    }
+    let made: [(&str, Result<Limit, LimitError>); 5] = [
+        (
+            "api.defaults.token_bucket",
+            match bucket.refill {
+                Refill::Greedy => TokenBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::TokenBucket),
+                Refill::Interval => IntervalBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::IntervalBucket),
+            },
+        ),
+        (
+            "api.defaults.leaky_bucket",
+            LeakyBucket::new(leaky.size, leaky.outflow.0, LeakyMode::Meter).map(Limit::LeakyBucket),
+        ),
+        (
+            "api.defaults.fixed_window",
+            FixedWindow::new(defaults.fixed_window.limit.0)
+                .map(|it| Limit::FixedWindow(it.counting_denied(defaults.fixed_window.count_denied))),
+        ),
+        (
+            "api.defaults.sliding_window",
+            SlidingLog::new(log.limit.0).map(|it| Limit::SlidingLog(it.counting_denied(log.count_denied))),
+        ),
+        (
+            "api.defaults.sliding_window_counter",
+            SlidingCounter::new(counter.limit.0, sub_buckets, counter.strict)
+                .map(|it| Limit::SlidingCounter(it.counting_denied(counter.count_denied))),
+        ),
+    ];
+    let mut limits = Vec::with_capacity(made.len());
+    for (field, limit) in made {
+        match limit {
+            Ok(limit) => limits.push(limit),
+            Err(why) => report(field, why.to_string()),
+        }
+    }
+    limits
+}
+
+/// The file that is named on the command line or in the environment; none is read unless named.
+pub fn named_file(flag: Option<PathBuf>) -> Option<PathBuf> {
+    flag.or_else(|| std::env::var_os("TOLLGATE_CONFIG").map(PathBuf::from))
+}

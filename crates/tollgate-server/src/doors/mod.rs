@@ -1,0 +1,6 @@
+//! Doors: one protocol each, from bytes to checks and back. They never call each other.
+
+pub(crate) mod actuator;
+mod openapi;
+mod problem;
+pub(crate) mod rest;

@@ -1,0 +1,78 @@
+//! Errors as callers see them: `application/problem+json`, naming what is wrong and what is accepted.
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde::Serialize;
+
+/// Why a request was not answered as asked. It cost no permit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    parameter: Option<String>,
+    detail: String,
+    allow: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: &'static str,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameter: Option<&'a str>,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, parameter: None, detail: detail.into(), allow: None }
+    }
+
+    /// A parameter that cannot be taken.
+    pub(super) fn parameter(name: &str, why: impl std::fmt::Display) -> Self {
+        let detail = format!("{name}: {why}");
+        Self { parameter: Some(name.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
+    }
+
+    /// A path that does not take this method.
+    pub(super) fn method(allow: &'static str) -> Self {
+        let detail = format!("this path takes {allow}");
+        Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, detail) }
+    }
+
+    /// The same problem of one item of a batch.
+    pub(super) fn in_item(self, index: usize) -> Self {
+        let prefix = format!("checks[{index}]");
+        let parameter = match &self.parameter {
+            Some(name) => format!("{prefix}.{name}"),
+            None => prefix.clone(),
+        };
+        Self { detail: format!("{prefix}.{}", self.detail), parameter: Some(parameter), ..self }
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        let body = Body {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            parameter: self.parameter.as_deref(),
+        };
+        // Texts and a number: this does not fail, and an empty body would still carry the status.
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        let mut response = Response::new(Full::from(body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,180 @@
+//! The plain REST API: check, remaining and reset of one key by one of the five algorithms.
+
+mod answer;
+mod ask;
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Incoming};
+use tollgate::{AlgorithmName, Decision, MemoryLimiter};
+
+use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
+use self::ask::{Asked, batch_items, from_json, from_query};
+use super::actuator::Actuator;
+use super::openapi;
+use super::problem::Problem;
+use crate::access::Access;
+use crate::address::client;
+use crate::config::ClientAddress;
+use crate::metrics::SharedMetrics;
+use crate::serve::Door;
+
+/// Bytes of a body with one check.
+const BODY_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of a body with many checks.
+const BATCH_BYTES_MAX: usize = 1024 * 1024;
+
+/// The API, and the actuator where nobody else can reach it.
+pub(crate) struct Rest {
+    /// By algorithm.
+    pub(crate) limiters: Vec<MemoryLimiter>,
+    pub(crate) access: Access,
+    pub(crate) client_address: ClientAddress,
+    pub(crate) body_timeout: Duration,
+    pub(crate) metrics: SharedMetrics,
+    pub(crate) actuator: Option<Actuator>,
+}
+
+type Answer = Result<Response<Full<Bytes>>, Problem>;
+
+impl Door for Rest {
+    async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
+        self.route(request, peer).await.unwrap_or_else(Problem::into_response)
+    }
+}
+
+impl Rest {
+    async fn route(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+        match (request.uri().path(), request.method()) {
+            ("/api/v1/rate-limit/check", &Method::GET) => self.check(&request, peer, from_query(&request)?),
+            ("/api/v1/rate-limit/check", &Method::POST) => self.check_post(request, peer).await,
+            ("/api/v1/rate-limit/check", _) => Err(Problem::method("GET, POST")),
+            ("/api/v1/rate-limit/check/batch", &Method::POST) => self.check_batch(request, peer).await,
+            ("/api/v1/rate-limit/check/batch", _) => Err(Problem::method("POST")),
+            ("/api/v1/rate-limit/remaining", &Method::GET) => self.remaining(&request, peer),
+            ("/api/v1/rate-limit/remaining", _) => Err(Problem::method("GET")),
+            ("/api/v1/rate-limit/reset", &Method::DELETE) => self.reset(&request, peer),
+            ("/api/v1/rate-limit/reset", _) => Err(Problem::method("DELETE")),
+            ("/openapi.json", &Method::GET) => Ok(json_response(openapi::document().to_string().into_bytes())),
+            ("/openapi.json", _) => Err(Problem::method("GET")),
+            (path, method) => match &self.actuator {
+                Some(actuator) if path.starts_with("/actuator/") => Ok(actuator.route(method, path, request.headers())),
+                Some(_) | None => Err(Problem::new(StatusCode::NOT_FOUND, "no such path; /openapi.json lists what there is")),
+            },
+        }
+    }
+
+    fn check<B>(&self, request: &Request<B>, peer: IpAddr, asked: Asked<'_>) -> Answer {
+        let key = self.key_of(request, peer, &asked);
+        let (limiter, decision) = self.decide(&key, &asked)?;
+        Ok(check_response(&key, limiter, &decision))
+    }
+
+    async fn check_post(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+        let (head, body) = request.into_parts();
+        let body = self.read(body, BODY_BYTES_MAX).await?;
+        let body = serde_json::from_slice(&body).map_err(|why| broken_json(&why))?;
+        self.check(&Request::from_parts(head, ()), peer, from_json(&body)?)
+    }
+
+    /// Independent checks, decided in order. A mistake in any of them is found before the first one is decided.
+    async fn check_batch(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+        let (head, body) = request.into_parts();
+        let body = self.read(body, BATCH_BYTES_MAX).await?;
+        let request = Request::from_parts(head, ());
+        let items = batch_items(serde_json::from_slice(&body).map_err(|why| broken_json(&why))?)?;
+        let mut asked = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            let in_item = |problem: Problem| problem.in_item(index);
+            let ask = from_json(item).map_err(in_item)?;
+            self.limiter(&ask).map_err(in_item)?;
+            asked.push(ask);
+        }
+        let keys: Vec<_> = asked.iter().map(|ask| self.key_of(&request, peer, ask)).collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for (key, ask) in keys.iter().zip(&asked) {
+            let (limiter, decision) = self.decide(key, ask)?;
+            answers.push(CheckAnswer::new(key, limiter, &decision));
+        }
+        Ok(json_response(serde_json::to_vec(&answers).unwrap_or_default()))
+    }
+
+    fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
+        self.authorize(request, peer)?;
+        let asked = from_query(request)?;
+        asked.only(&["algorithm", "key"])?;
+        let key = self.key_of(request, peer, &asked);
+        let limiter = self.limiter(&asked)?;
+        let standing = limiter.peek(&key, tollgate::Ask::of(0));
+        Ok(remaining_response(&key, limiter, &standing))
+    }
+
+    fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
+        self.authorize(request, peer)?;
+        let asked = from_query(request)?;
+        asked.only(&["algorithm", "key"])?;
+        let key = self.key_of(request, peer, &asked);
+        let limiter = self.limiter(&asked)?;
+        limiter.reset(&key);
+        tracing::info!(%key, algorithm = %limiter.limit().algorithm(), "limit reset");
+        Ok(reset_response(&key, limiter))
+    }
+
+    fn authorize<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Problem> {
+        if self.access.may_name_keys(peer, request.headers()) {
+            return Ok(());
+        }
+        let detail = "needs a token (Authorization: Bearer ...) or a trusted network";
+        Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+    }
+
+    /// The key that was named, if the caller may name one; else the caller's own address.
+    fn key_of<'a, B>(&self, request: &Request<B>, peer: IpAddr, asked: &'a Asked<'_>) -> std::borrow::Cow<'a, str> {
+        match &asked.key {
+            Some(key) if self.access.may_name_keys(peer, request.headers()) => key.as_ref().into(),
+            Some(_) | None => format!("ip:{}", client(&self.client_address, peer, request.headers())).into(),
+        }
+    }
+
+    /// The limiter of the algorithm that was asked for, if it can ever admit what was asked.
+    fn limiter(&self, asked: &Asked<'_>) -> Result<&MemoryLimiter, Problem> {
+        let limiter = &self.limiters[asked.algorithm.unwrap_or(AlgorithmName::TokenBucket) as usize];
+        let most = limiter.limit().size();
+        if asked.ask().cost > most {
+            return Err(Problem::parameter("permits", format_args!("must be a whole number from 1 to {most}, the limit")));
+        }
+        Ok(limiter)
+    }
+
+    fn decide(&self, key: &str, asked: &Asked<'_>) -> Result<(&MemoryLimiter, Decision), Problem> {
+        let limiter = self.limiter(asked)?;
+        let algorithm = limiter.limit().algorithm();
+        let start = Instant::now();
+        let decision = limiter.acquire(key, asked.ask());
+        self.metrics.checked(algorithm, decision.is_admitted(), start.elapsed());
+        tracing::debug!(key, %algorithm, allowed = decision.is_admitted(), remaining = decision.remaining, "checked");
+        Ok((limiter, decision))
+    }
+
+    /// The whole body, if it is small enough and comes soon enough.
+    async fn read(&self, body: Incoming, most: usize) -> Result<Bytes, Problem> {
+        let too_large = || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body may have at most {most} bytes"));
+        if body.size_hint().lower() > most as u64 {
+            return Err(too_large());
+        }
+        match tokio::time::timeout(self.body_timeout, Limited::new(body, most).collect()).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(why)) if why.is::<http_body_util::LengthLimitError>() => Err(too_large()),
+            Ok(Err(_)) => Err(Problem::new(StatusCode::BAD_REQUEST, "the body ended before it was complete")),
+            Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly")),
+        }
+    }
+}
+
+fn broken_json(why: &serde_json::Error) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {why}"))
+}

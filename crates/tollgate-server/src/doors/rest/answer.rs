@@ -1,0 +1,143 @@
+//! What a caller gets back: the body, field for field, and the headers.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde::Serialize;
+use tollgate::{Decision, MemoryLimiter, Micros};
+
+/// The body of a check.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CheckAnswer<'a> {
+    allowed: bool,
+    key: &'a str,
+    algorithm: &'static str,
+    remaining: u64,
+    reset_after_seconds: u64,
+    retry_after_seconds: u64,
+    message: &'static str,
+    limit: u64,
+    basis: &'static str,
+    delay_millis: u64,
+}
+
+/// On what ground it was decided. A memory engine always knows the whole state.
+const BASIS: &str = "exact";
+
+impl<'a> CheckAnswer<'a> {
+    pub(super) fn new(key: &'a str, limiter: &MemoryLimiter, decision: &Decision) -> Self {
+        let allowed = decision.is_admitted();
+        Self {
+            allowed,
+            key,
+            algorithm: limiter.limit().algorithm().as_str(),
+            remaining: decision.remaining,
+            reset_after_seconds: decision.reset.as_secs_ceil(),
+            retry_after_seconds: retry_after_secs(decision),
+            message: if allowed { "Request allowed" } else { "Rate limit exceeded" },
+            limit: decision.limit,
+            basis: BASIS,
+            delay_millis: decision.outcome.delay().as_millis_ceil(),
+        }
+    }
+}
+
+/// Whole seconds until the permits fit; zero if they did.
+fn retry_after_secs(decision: &Decision) -> u64 {
+    decision.outcome.retry().as_secs_ceil()
+}
+
+/// 200 or 429, with everything a client can go by.
+pub(super) fn check_response(key: &str, limiter: &MemoryLimiter, decision: &Decision) -> Response<Full<Bytes>> {
+    let mut body = Vec::with_capacity(256 + key.len());
+    // Texts and numbers: this does not fail.
+    let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, decision));
+    let mut response = json_response(body);
+    let headers = response.headers_mut();
+    standing_headers(headers, limiter, decision);
+    headers.insert(HeaderName::from_static("x-tollgate-basis"), HeaderValue::from_static(BASIS));
+    if !decision.is_admitted() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
+        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    }
+    response
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RemainingAnswer<'a> {
+    key: &'a str,
+    algorithm: &'static str,
+    limit: u64,
+    remaining: u64,
+    reset_after_seconds: u64,
+}
+
+/// Where a key stands. `decision` is one that took nothing.
+pub(super) fn remaining_response(key: &str, limiter: &MemoryLimiter, decision: &Decision) -> Response<Full<Bytes>> {
+    let answer = RemainingAnswer {
+        key,
+        algorithm: limiter.limit().algorithm().as_str(),
+        limit: decision.limit,
+        remaining: decision.remaining,
+        reset_after_seconds: decision.reset.as_secs_ceil(),
+    };
+    let mut response = json_response(serde_json::to_vec(&answer).unwrap_or_default());
+    standing_headers(response.headers_mut(), limiter, decision);
+    response
+}
+
+#[derive(Serialize)]
+struct ResetAnswer<'a> {
+    key: &'a str,
+    algorithm: &'static str,
+    message: &'static str,
+}
+
+pub(super) fn reset_response(key: &str, limiter: &MemoryLimiter) -> Response<Full<Bytes>> {
+    let algorithm = limiter.limit().algorithm().as_str();
+    json_response(serde_json::to_vec(&ResetAnswer { key, algorithm, message: "Rate limit reset" }).unwrap_or_default())
+}
+
+/// A JSON body that no cache may keep: the next answer is another one.
+pub(super) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(body));
+    let headers = response.headers_mut();
+    headers.reserve(12);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The de-facto `X-RateLimit-*` fields and the IETF draft's `RateLimit` and `RateLimit-Policy`.
+fn standing_headers(headers: &mut HeaderMap, limiter: &MemoryLimiter, decision: &Decision) {
+    let mut number = |name, value: u64| headers.insert(HeaderName::from_static(name), HeaderValue::from(value));
+    number("x-ratelimit-limit", decision.limit);
+    number("x-ratelimit-remaining", decision.remaining);
+    number("x-ratelimit-reset", decision.at.after(decision.reset).as_secs_ceil());
+    let name = limiter.limit().algorithm().as_lowercase();
+    let window = limiter.limit().horizon();
+    let mut text = |name, value: String| {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    text("ratelimit", rate_limit(name, decision.remaining, effective_window(decision)));
+    text("ratelimit-policy", format!("\"{name}\";q={};w={}", sf_integer(decision.limit), sf_integer(window.as_secs_ceil())));
+}
+
+/// Until the asked permits fit, for who was denied; until the standing changes for the better, for the others.
+fn effective_window(decision: &Decision) -> Micros {
+    if decision.is_admitted() { decision.reset } else { decision.outcome.retry() }
+}
+
+fn rate_limit(name: &str, remaining: u64, window: Micros) -> String {
+    format!("\"{name}\";r={};t={}", sf_integer(remaining), sf_integer(window.as_secs_ceil()))
+}
+
+/// Structured fields know integers of at most fifteen digits.
+fn sf_integer(number: u64) -> u64 {
+    number.min(999_999_999_999_999)
+}

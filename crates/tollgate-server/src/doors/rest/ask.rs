@@ -1,0 +1,135 @@
+//! What a request asks for, from its query or its JSON.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+
+use http::Request;
+use serde_json::Value;
+use tollgate::{AlgorithmName, Ask, Key, Micros};
+
+use crate::doors::problem::Problem;
+
+/// Checks in a batch.
+const BATCH_CHECKS_MAX: usize = 1_000;
+
+/// The names that a check takes.
+const NAMES: [&str; 4] = ["algorithm", "key", "permits", "maxWaitMillis"];
+
+/// A check as it was asked for, each part valid by itself.
+#[derive(Default, Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) algorithm: Option<AlgorithmName>,
+    pub(super) key: Option<Cow<'a, str>>,
+    permits: Option<u64>,
+    max_wait_millis: Option<u64>,
+}
+
+impl Asked<'_> {
+    /// What the limiter is asked.
+    pub(super) fn ask(&self) -> Ask {
+        Ask { cost: self.permits.unwrap_or(1), wait: self.max_wait_millis.map(Micros::from_millis) }
+    }
+
+    /// Fails if more than these names were used.
+    pub(super) fn only(&self, names: &[&str]) -> Result<(), Problem> {
+        for (name, used) in [("permits", self.permits.is_some()), ("maxWaitMillis", self.max_wait_millis.is_some())] {
+            if used {
+                return Err(unknown(name, names));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unknown(name: &str, names: &[&str]) -> Problem {
+    // A name that is no word of ours could be anything: it is shown cut and without control characters.
+    let shown: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
+    Problem::parameter(&shown, format_args!("no such parameter; accepted: {}", names.join(", ")))
+}
+
+/// The parameters of a query.
+pub(super) fn from_query<B>(request: &Request<B>) -> Result<Asked<'_>, Problem> {
+    let mut asked = Asked::default();
+    let query = request.uri().query().unwrap_or("");
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match name.as_ref() {
+            "algorithm" => set(&mut asked.algorithm, "algorithm", algorithm(&value)?)?,
+            "key" => set(&mut asked.key, "key", key(value)?)?,
+            "permits" => set(&mut asked.permits, "permits", digits(&value).filter(|n| *n > 0).ok_or_else(permits_problem)?)?,
+            "maxWaitMillis" => set(&mut asked.max_wait_millis, "maxWaitMillis", digits(&value).ok_or_else(wait_problem)?)?,
+            other => return Err(unknown(other, &NAMES)),
+        }
+    }
+    Ok(asked)
+}
+
+/// The members of a JSON object.
+pub(super) fn from_json(value: &Value) -> Result<Asked<'_>, Problem> {
+    let Value::Object(members) = value else {
+        return Err(Problem::new(http::StatusCode::BAD_REQUEST, "expected a JSON object such as {\"key\":\"user:123\"}"));
+    };
+    let mut asked = Asked::default();
+    for (name, value) in members {
+        let text = |what: &str| value.as_str().ok_or_else(|| Problem::parameter(name, format_args!("must be {what}")));
+        match name.as_str() {
+            "algorithm" => asked.algorithm = Some(algorithm(text("a text")?)?),
+            "key" => asked.key = Some(key(Cow::Borrowed(text("a text")?))?),
+            "permits" => asked.permits = Some(value.as_u64().filter(|n| *n > 0).ok_or_else(permits_problem)?),
+            "maxWaitMillis" => asked.max_wait_millis = Some(value.as_u64().ok_or_else(wait_problem)?),
+            other => return Err(unknown(other, &NAMES)),
+        }
+    }
+    Ok(asked)
+}
+
+/// The items of `{"checks":[...]}`.
+pub(super) fn batch_items(value: Value) -> Result<Vec<Value>, Problem> {
+    let expected = "must be a list of checks: {\"checks\":[{\"key\":\"user:123\"}]}";
+    let Value::Object(mut members) = value else {
+        return Err(Problem::parameter("checks", expected));
+    };
+    let Some(Value::Array(items)) = members.remove("checks") else {
+        return Err(Problem::parameter("checks", expected));
+    };
+    if let Some(other) = members.keys().next() {
+        return Err(unknown(other, &["checks"]));
+    }
+    if items.len() > BATCH_CHECKS_MAX {
+        return Err(Problem::parameter("checks", format_args!("at most {BATCH_CHECKS_MAX} checks, not {}", items.len())));
+    }
+    Ok(items)
+}
+
+/// A parameter stands once: of two, either could be meant.
+fn set<T>(slot: &mut Option<T>, name: &str, value: T) -> Result<(), Problem> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Problem::parameter(name, "stands more than once")),
+    }
+}
+
+fn algorithm(name: &str) -> Result<AlgorithmName, Problem> {
+    name.parse().map_err(|why| problem("algorithm", &why))
+}
+
+fn key(text: Cow<'_, str>) -> Result<Cow<'_, str>, Problem> {
+    Key::new(&text).map_err(|why| problem("key", &why))?;
+    Ok(text)
+}
+
+fn problem(name: &str, why: &dyn Display) -> Problem {
+    Problem::parameter(name, why)
+}
+
+fn permits_problem() -> Problem {
+    Problem::parameter("permits", "must be a whole number, at least 1")
+}
+
+fn wait_problem() -> Problem {
+    Problem::parameter("maxWaitMillis", "must be a whole number of milliseconds, at least 0")
+}
+
+/// Digits only: no sign, no space.
+fn digits(text: &str) -> Option<u64> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}

@@ -1,0 +1,130 @@
+//! What the service counts, in the words of Prometheus. No key is ever a label.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+use tollgate::{AlgorithmName, MemoryEngine};
+
+/// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
+const SECONDS: [f64; 12] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.25];
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct CheckLabels {
+    algorithm: &'static str,
+    allowed: &'static str,
+}
+
+/// The counters of one kind of answer, looked up once.
+struct Answers {
+    requests: Counter,
+    seconds: Histogram,
+}
+
+/// All metrics of a process.
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// By algorithm, then denied or allowed.
+    answers: Vec<[Answers; 2]>,
+    /// Connections that are open.
+    pub(crate) connections: Gauge,
+    /// Connections that were closed at once because their address had too many.
+    pub(crate) connections_refused: Counter,
+}
+
+impl Metrics {
+    /// Metrics of this process and its engine.
+    pub(crate) fn new(engine: &MemoryEngine) -> Self {
+        let mut registry = Registry::with_labels([("application".into(), "distributed-rate-limiter".into())].into_iter());
+        let requests = Family::<CheckLabels, Counter>::default();
+        registry.register("rate_limiter_requests", "Checks, by algorithm and answer", requests.clone());
+        let seconds =
+            Family::<CheckLabels, Histogram, fn() -> Histogram>::new_with_constructor(|| Histogram::new(SECONDS));
+        registry.register_with_unit("rate_limiter_check", "Time to decide a check", Unit::Seconds, seconds.clone());
+        let answers = AlgorithmName::ALL.map(|algorithm| {
+            ["false", "true"].map(|allowed| {
+                let labels = CheckLabels { algorithm: algorithm.as_str(), allowed };
+                Answers {
+                    requests: requests.get_or_create(&labels).clone(),
+                    seconds: seconds.get_or_create(&labels).clone(),
+                }
+            })
+        });
+        let connections = Gauge::default();
+        registry.register("tollgate_connections", "Open connections", connections.clone());
+        let connections_refused = Counter::default();
+        let help = "Connections closed at once because their address had too many";
+        registry.register("tollgate_connections_refused", help, connections_refused.clone());
+        registry.register("tollgate_build", "The version that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        registry.register_collector(Box::new(EngineCollector(engine.clone())));
+        Self { registry, answers: answers.into(), connections, connections_refused }
+    }
+
+    /// Counts one check.
+    #[inline]
+    pub(crate) fn checked(&self, algorithm: AlgorithmName, allowed: bool, took: Duration) {
+        let answers = &self.answers[algorithm as usize][usize::from(allowed)];
+        answers.requests.inc();
+        answers.seconds.observe(took.as_secs_f64());
+    }
+
+    /// The OpenMetrics text.
+    pub(crate) fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// What the engine holds, looked up when somebody asks.
+#[derive(Debug)]
+struct EngineCollector(MemoryEngine);
+
+impl prometheus_client::collector::Collector for EngineCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let stats = self.0.stats();
+        let mut gauge = |name: &str, help: &str, value: u64| -> Result<(), std::fmt::Error> {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+        };
+        gauge("tollgate_keys", "Keys with a state", stats.keys)?;
+        gauge("tollgate_keys_bytes", "Memory that the keys take", stats.bytes)?;
+        let evicted = ConstCounter::new(stats.evicted);
+        let help = "Keys dropped, before they were full again, to make room for others";
+        evicted.encode(encoder.encode_descriptor("tollgate_keys_evicted", help, None, evicted.metric_type())?)
+    }
+}
+
+/// The older text format, for scrapers that do not know OpenMetrics: there, a counter is described under the name of its
+/// only sample, and information is a gauge.
+pub(crate) fn without_openmetrics(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut help = "";
+    for line in text.lines() {
+        if let Some(described) = line.strip_prefix("# HELP ") {
+            help = described.split_once(' ').map_or("", |(_, help)| help);
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|typed| typed.split_once(' ')) {
+            let (suffix, kind) = match kind {
+                "counter" => ("_total", "counter"),
+                "info" => ("_info", "gauge"),
+                other => ("", other),
+            };
+            // Writing to a string does not fail.
+            let _ = write!(plain, "# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}\n");
+        } else if !line.starts_with("# ") {
+            let _ = writeln!(plain, "{line}");
+        }
+    }
+    plain
+}
+
+/// Shared by all doors.
+pub(crate) type SharedMetrics = Arc<Metrics>;

@@ -1,0 +1,303 @@
+//! The loop that holds connections: how many, how long, and until when.
+//!
+//! Written out because a framework's loop has no clock: a client that sends its head a byte a minute would be waited for.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::rt::ReadBufCursor;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Serving;
+use crate::metrics::SharedMetrics;
+
+/// A protocol behind a listener. Every request is answered: what goes wrong is an answer too.
+pub(crate) trait Door: Send + Sync + 'static {
+    /// Answers one request.
+    fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+}
+
+/// How long the loop waits when the system has no more sockets: until some connection has ended, most likely.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// Bytes of a request's head, and of what is read ahead.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// Serves a door until told to stop, then lets the requests under way finish.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    door: Arc<impl Door>,
+    limits: Serving,
+    metrics: SharedMetrics,
+    stop: CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(limits.max_connections));
+    let addresses = Arc::new(Addresses { open: Mutex::default(), most: limits.max_connections_per_address });
+    let connections = TaskTracker::new();
+    loop {
+        // A place first: connections beyond the limit wait in the system's queue.
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = async {
+                let place = Arc::clone(&places).acquire_owned().await;
+                (place, listener.accept().await)
+            } => accepted,
+        };
+        let (Ok(place), Ok((stream, peer))) = accepted else {
+            tracing::warn!("no connection can be accepted now");
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let Some(guest) = addresses.admit(peer) else {
+            metrics.connections_refused.inc();
+            continue;
+        };
+        let (door, metrics, stop) = (Arc::clone(&door), Arc::clone(&metrics), stop.clone());
+        connections.spawn(async move {
+            metrics.connections.inc();
+            hold(stream, peer, door, limits, stop).await;
+            metrics.connections.dec();
+            drop((place, guest));
+        });
+    }
+    drop(listener);
+    connections.close();
+    if tokio::time::timeout(limits.drain_timeout, connections.wait()).await.is_err() {
+        tracing::warn!(connections = connections.len(), "stopped before all connections had ended");
+    }
+}
+
+/// Holds one connection until it ends, is idle or slow for too long, or the service stops.
+async fn hold(stream: TcpStream, peer: SocketAddr, door: Arc<impl Door>, limits: Serving, stop: CancellationToken) {
+    // Answers are one small packet each; without this they would wait for a second one. Failing costs speed only.
+    let _ = stream.set_nodelay(true);
+    let progress = Arc::new(Progress::default());
+    let service = service_fn(|request| {
+        progress.enter(Phase::Answering);
+        let (door, progress) = (&door, &progress);
+        async move {
+            let response = door.answer(request, peer.ip()).await;
+            progress.enter(Phase::Idle);
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let io = Watched { io: TokioIo::new(stream), progress: Arc::clone(&progress) };
+    let connection =
+        http1::Builder::new().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX).serve_connection(io, service);
+    let mut connection = pin!(connection);
+    let mut watch = Watch::new(&progress, limits);
+    let mut ticks = interval(watch.every());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut stopped = pin!(stop.cancelled());
+    let mut stopping = false;
+    loop {
+        tokio::select! {
+            biased;
+            // An error is the client's: it left, or spoke no HTTP, and hyper has told it so.
+            _ = connection.as_mut() => return,
+            () = stopped.as_mut(), if !stopping => {
+                stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            _ = ticks.tick() => if watch.is_over() { return },
+        }
+    }
+}
+
+/// What a connection is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum Phase {
+    /// Between two requests.
+    Idle = 0,
+    /// In the head of a request.
+    Head = 1,
+    /// A request is being answered; its body has a timeout of its own.
+    Answering = 2,
+}
+
+/// The phase of a connection, and a number that changes with it. Written on every request, so without a clock.
+#[derive(Default)]
+struct Progress(AtomicU32);
+
+impl Progress {
+    const PHASES: u32 = 4;
+
+    fn enter(&self, phase: Phase) {
+        let next = (self.0.load(Ordering::Relaxed) / Self::PHASES).wrapping_add(1).wrapping_mul(Self::PHASES);
+        self.0.store(next.wrapping_add(phase as u32), Ordering::Relaxed);
+    }
+
+    fn now(&self) -> (u32, Phase) {
+        let now = self.0.load(Ordering::Relaxed);
+        let phase = match now % Self::PHASES {
+            0 => Phase::Idle,
+            1 => Phase::Head,
+            _ => Phase::Answering,
+        };
+        (now, phase)
+    }
+}
+
+/// Looks at a connection's progress from time to time.
+struct Watch<'a> {
+    progress: &'a Progress,
+    limits: Serving,
+    seen: u32,
+    since: Instant,
+}
+
+impl<'a> Watch<'a> {
+    fn new(progress: &'a Progress, limits: Serving) -> Self {
+        Self { progress, limits, seen: progress.now().0, since: Instant::now() }
+    }
+
+    /// Often enough that a timeout is late by a quarter of itself at most.
+    fn every(&self) -> Duration {
+        let shortest = self.limits.header_timeout.min(self.limits.idle_timeout);
+        (shortest / 4).clamp(Duration::from_millis(1), Duration::from_secs(1))
+    }
+
+    fn is_over(&mut self) -> bool {
+        let (now, phase) = self.progress.now();
+        if now != self.seen {
+            (self.seen, self.since) = (now, Instant::now());
+        }
+        match phase {
+            Phase::Idle => self.since.elapsed() >= self.limits.idle_timeout,
+            Phase::Head => self.since.elapsed() >= self.limits.header_timeout,
+            Phase::Answering => false,
+        }
+    }
+}
+
+/// A connection that notes when a request begins.
+struct Watched {
+    io: TokioIo<TcpStream>,
+    progress: Arc<Progress>,
+}
+
+impl hyper::rt::Read for Watched {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<std::io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        if read.is_ready() && self.progress.now().1 == Phase::Idle {
+            self.progress.enter(Phase::Head);
+        }
+        read
+    }
+}
+
+impl hyper::rt::Write for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+}
+
+/// Connections by address. As many entries as connections, so bounded by them.
+struct Addresses {
+    open: Mutex<HashMap<IpAddr, usize>>,
+    most: usize,
+}
+
+impl Addresses {
+    /// A place for one more connection. Loopback is the operator's own, and is not counted.
+    fn admit(self: &Arc<Self>, peer: SocketAddr) -> Option<Guest> {
+        let ip = peer.ip().to_canonical();
+        if ip.is_loopback() {
+            return Some(Guest { addresses: None, ip });
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(ip).or_insert(0);
+        if *count >= self.most {
+            return None;
+        }
+        *count += 1;
+        Some(Guest { addresses: Some(Arc::clone(self)), ip })
+    }
+}
+
+/// A connection's place among those of its address, given back when dropped.
+struct Guest {
+    addresses: Option<Arc<Addresses>>,
+    ip: IpAddr,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let Some(addresses) = &self.addresses else { return };
+        let mut open = addresses.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.ip) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.ip);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_so_many_places_and_gives_them_back() {
+        let addresses = Arc::new(Addresses { open: Mutex::default(), most: 2 });
+        let far = "192.0.2.1:1000".parse().expect("an address");
+        let (one, two) = (addresses.admit(far), addresses.admit(far));
+        assert!(one.is_some() && two.is_some() && addresses.admit(far).is_none());
+        drop(one);
+        assert!(addresses.admit(far).is_some());
+        drop(two);
+        assert!(addresses.open.lock().expect("not poisoned").is_empty());
+        let near = "127.0.0.1:1000".parse().expect("an address");
+        let guests: Vec<_> = (0..10).map(|_| addresses.admit(near)).collect();
+        assert!(guests.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn progress_tells_a_new_request_from_the_same_one() {
+        let progress = Progress::default();
+        let before = progress.now();
+        progress.enter(Phase::Head);
+        progress.enter(Phase::Answering);
+        progress.enter(Phase::Idle);
+        assert_eq!(progress.now().1, before.1);
+        assert_ne!(progress.now().0, before.0);
+    }
+}

@@ -1,0 +1,106 @@
+//! Programs that tests and benchmarks talk to, installed by the system's package manager where they are missing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A program from the system's packages.
+#[derive(Clone, Copy)]
+pub(crate) enum Program {
+    RedisServer,
+    Curl,
+    Nginx,
+    Protoc,
+}
+
+impl Program {
+    const fn command(self) -> &'static str {
+        match self {
+            Self::RedisServer => "redis-server",
+            Self::Curl => "curl",
+            Self::Nginx => "nginx",
+            Self::Protoc => "protoc",
+        }
+    }
+
+    /// The package that holds it: for apt-get, dnf, brew.
+    const fn packages(self) -> [&'static str; 3] {
+        match self {
+            Self::RedisServer => ["redis-server", "redis", "redis"],
+            Self::Curl => ["curl", "curl", "curl"],
+            Self::Nginx => ["nginx-light", "nginx", "nginx"],
+            Self::Protoc => ["protobuf-compiler", "protobuf-compiler", "protobuf"],
+        }
+    }
+
+    fn is_there(self) -> bool {
+        // Debian keeps servers out of the path of ordinary users.
+        ["", "/usr/sbin/", "/usr/local/sbin/"].iter().any(|directory| runs(&format!("{directory}{}", self.command())))
+    }
+}
+
+fn runs(program: &str) -> bool {
+    let version = if program.ends_with("nginx") { "-v" } else { "--version" };
+    let run = Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    run.is_ok_and(|status| status.success())
+}
+
+/// Installs those that are missing.
+pub(crate) fn programs(wanted: &[Program]) -> Result<()> {
+    let missing: Vec<_> = wanted.iter().copied().filter(|program| !program.is_there()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names = |manager: usize| missing.iter().map(move |program| program.packages()[manager]);
+    let managers: [(&str, &[&str]); 3] = [("apt-get", &["install", "-y", "-q"]), ("dnf", &["install", "-y"]), ("brew", &["install"])];
+    let Some(index) = managers.iter().position(|(manager, _)| runs(manager)) else {
+        let missing: Vec<_> = missing.iter().map(|program| program.command()).collect();
+        bail!("please install {}: there is no apt-get, dnf or brew to do it with", missing.join(", "));
+    };
+    let (manager, install) = managers[index];
+    println!("installing {} with {manager}", names(index).collect::<Vec<_>>().join(", "));
+    if manager == "apt-get" {
+        as_root(manager, &["update", "-q"])?;
+    }
+    let arguments: Vec<_> = install.iter().copied().chain(names(index)).collect();
+    if manager == "brew" { run(Command::new(manager).args(arguments)) } else { as_root(manager, &arguments) }?;
+    match missing.iter().find(|program| !program.is_there()) {
+        Some(program) => bail!("{} is still missing", program.command()),
+        None => Ok(()),
+    }
+}
+
+/// Runs a command as root: with sudo, where there is one and it is needed.
+fn as_root(program: &str, arguments: &[&str]) -> Result<()> {
+    let mut command = if runs("sudo") { Command::new("sudo") } else { Command::new("env") };
+    run(command.arg(program).args(arguments))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}
+
+/// A peer from the crates registry, measured beside Tollgate.
+#[derive(Clone, Copy)]
+pub(crate) enum Peer {
+    ThrottlecrabServer,
+}
+
+/// Builds a peer below the target directory, once, and says where its program is.
+pub(crate) fn peer(peer: Peer, root: &Path) -> Result<PathBuf> {
+    let (name, version) = match peer {
+        Peer::ThrottlecrabServer => ("throttlecrab-server", "0.4.40"),
+    };
+    let place = root.join("target/peers");
+    let program = place.join("bin").join(name);
+    if !program.exists() {
+        println!("building {name} {version} (some minutes, once)");
+        let mut install = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        run(install.args(["install", name, "--version", version, "--locked", "--root"]).arg(&place))?;
+    }
+    Ok(program)
+}
