@@ -36,7 +36,9 @@ impl Program {
 
     fn is_there(self) -> bool {
         // Debian keeps servers out of the path of ordinary users.
-        ["", "/usr/sbin/", "/usr/local/sbin/"].iter().any(|directory| runs(&format!("{directory}{}", self.command())))
+        ["", "/usr/sbin/", "/usr/local/sbin/"]
+            .iter()
+            .any(|directory| runs(&format!("{directory}{}", self.command())))
     }
 }
 
@@ -53,7 +55,8 @@ pub(crate) fn programs(wanted: &[Program]) -> Result<()> {
         return Ok(());
     }
     let names = |manager: usize| missing.iter().map(move |program| program.packages()[manager]);
-    let managers: [(&str, &[&str]); 3] = [("apt-get", &["install", "-y", "-q"]), ("dnf", &["install", "-y"]), ("brew", &["install"])];
+    let managers: [(&str, &[&str]); 3] =
+        [("apt-get", &["install", "-y", "-q"]), ("dnf", &["install", "-y"]), ("brew", &["install"])];
     let Some(index) = managers.iter().position(|(manager, _)| runs(manager)) else {
         let missing: Vec<_> = missing.iter().map(|program| program.command()).collect();
         bail!("please install {}: there is no apt-get, dnf or brew to do it with", missing.join(", "));
@@ -64,7 +67,11 @@ pub(crate) fn programs(wanted: &[Program]) -> Result<()> {
         as_root(manager, &["update", "-q"])?;
     }
     let arguments: Vec<_> = install.iter().copied().chain(names(index)).collect();
-    if manager == "brew" { run(Command::new(manager).args(arguments)) } else { as_root(manager, &arguments) }?;
+    if manager == "brew" {
+        run(Command::new(manager).args(arguments))
+    } else {
+        as_root(manager, &arguments)
+    }?;
     match missing.iter().find(|program| !program.is_there()) {
         Some(program) => bail!("{} is still missing", program.command()),
         None => Ok(()),

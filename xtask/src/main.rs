@@ -63,7 +63,14 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
     if name == "http" {
         install::programs(&[Program::Nginx, Program::Protoc])?;
         run.env("THROTTLECRAB_SERVER", install::peer(Peer::ThrottlecrabServer, &root()?)?);
-        succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server", "--package", "tollgate-bench"]))?;
+        succeed(&mut cargo(&[
+            "build",
+            "--release",
+            "--package",
+            "tollgate-server",
+            "--package",
+            "tollgate-bench",
+        ]))?;
     }
     succeed(&mut run)
 }

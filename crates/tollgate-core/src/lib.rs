@@ -14,6 +14,8 @@
 //! assert_eq!(bucket.standing(&state, now).remaining, 60);
 //! ```
 #![no_std]
+// A sixth algorithm must not compile until every match knows it.
+#![warn(clippy::wildcard_enum_match_arm)]
 extern crate alloc;
 
 pub mod algorithm;

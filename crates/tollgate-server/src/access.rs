@@ -35,11 +35,14 @@ impl Access {
 
     /// Compares digests, all of them and in constant time, so that an answer's time tells nothing.
     fn knows_token(&self, headers: &HeaderMap) -> bool {
-        let Some(token) = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer ")) else {
+        let Some(token) =
+            headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
+        else {
             return false;
         };
         let digest: [u8; 32] = Sha256::digest(token).into();
-        let known = self.token_digests.iter().fold(Choice::from(0), |known, token| known | digest.ct_eq(token));
+        let known =
+            self.token_digests.iter().fold(Choice::from(0), |known, token| known | digest.ct_eq(token));
         known.into()
     }
 }
@@ -56,7 +59,8 @@ mod tests {
     fn beyond_loopback_a_token_or_a_trusted_network_is_needed() {
         let digests = vec![Sha256::digest("correct horse battery").into()];
         let access = Access::new(false, digests, vec!["10.1.0.0/16".parse().expect("a network")]);
-        let [far, near, mapped] = ["192.0.2.1", "10.1.2.3", "::ffff:10.1.2.3"].map(|ip| ip.parse().expect("an address"));
+        let [far, near, mapped] =
+            ["192.0.2.1", "10.1.2.3", "::ffff:10.1.2.3"].map(|ip| ip.parse().expect("an address"));
         assert!(!access.may_name_keys(far, &HeaderMap::new()));
         assert!(!access.may_name_keys(far, &bearer("wrong horse battery..")));
         assert!(!access.may_name_keys(far, &bearer("")));

@@ -99,10 +99,12 @@ fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &st
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let hop = hop.strip_prefix('"').and_then(|hop| hop.strip_suffix('"')).unwrap_or(hop);
-    let without_zone = |text: &str| text.split_once('%').map_or_else(|| text.to_owned(), |(ip, _)| ip.to_owned());
+    let without_zone =
+        |text: &str| text.split_once('%').map_or_else(|| text.to_owned(), |(ip, _)| ip.to_owned());
     let parsed = if let Some(rest) = hop.strip_prefix('[') {
         let (ip, port) = rest.split_once(']')?;
-        let port_is_one = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+        let port_is_one =
+            port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
         port_is_one.then(|| without_zone(ip).parse::<Ipv6Addr>().ok()).flatten().map(IpAddr::V6)
     } else {
         let ip = without_zone(hop).parse::<IpAddr>().ok();
@@ -144,7 +146,10 @@ mod tests {
     fn headers_of_strangers_are_ignored() {
         assert_eq!(forwarded_for("192.0.2.9", &["198.51.100.1"]), "192.0.2.9");
         let none = ClientAddress { ipv6_prefix: 64, ..ClientAddress::default() };
-        let headers = HeaderMap::from_iter([(HeaderName::from_static("x-forwarded-for"), HeaderValue::from_static("1.2.3.4"))]);
+        let headers = HeaderMap::from_iter([(
+            HeaderName::from_static("x-forwarded-for"),
+            HeaderValue::from_static("1.2.3.4"),
+        )]);
         assert_eq!(client(&none, "10.0.0.1".parse().expect("an address"), &headers).to_string(), "10.0.0.1");
     }
 
@@ -152,15 +157,25 @@ mod tests {
     fn the_header_is_read_from_the_right_through_trusted_hops() {
         assert_eq!(forwarded_for("10.0.0.1", &["6.6.6.6, 198.51.100.1, 10.0.0.2"]), "198.51.100.1");
         assert_eq!(forwarded_for("10.0.0.1", &["6.6.6.6", "198.51.100.1", "10.0.0.2"]), "198.51.100.1");
-        assert_eq!(forwarded_for("10.0.0.1", &["10.0.0.3, 10.0.0.2"]), "10.0.0.3", "all trusted: the farthest");
-        assert_eq!(forwarded_for("10.0.0.1", &["unknown, 10.0.0.2"]), "10.0.0.2", "garbage: the last good one");
+        assert_eq!(
+            forwarded_for("10.0.0.1", &["10.0.0.3, 10.0.0.2"]),
+            "10.0.0.3",
+            "all trusted: the farthest"
+        );
+        assert_eq!(
+            forwarded_for("10.0.0.1", &["unknown, 10.0.0.2"]),
+            "10.0.0.2",
+            "garbage: the last good one"
+        );
         assert_eq!(forwarded_for("10.0.0.1", &["6.6.6.6, <script>, 10.0.0.2"]), "10.0.0.2");
         assert_eq!(forwarded_for("10.0.0.1", &[]), "10.0.0.1");
     }
 
     #[test]
     fn forms_of_one_address_are_one_client() {
-        for form in ["198.51.100.1:4711", "::ffff:198.51.100.1", "[::ffff:198.51.100.1]:80", "64:ff9b::c633:6401"] {
+        for form in
+            ["198.51.100.1:4711", "::ffff:198.51.100.1", "[::ffff:198.51.100.1]:80", "64:ff9b::c633:6401"]
+        {
             let form: &'static str = form;
             assert_eq!(forwarded_for("10.0.0.1", &[form]), "198.51.100.1", "{form}");
         }

@@ -24,21 +24,22 @@ pub struct App {
     listener: TcpListener,
     /// For the actuator, where the API can be reached from outside.
     admin: Option<TcpListener>,
+    clock: Clock,
 }
 
 /// A whole sweep of the table takes this long: keys that nobody uses any more are gone by then.
 const SWEEP_SECS: usize = 30;
 
 impl App {
-    /// Binds the listeners and starts the log.
-    pub async fn bind(config: Config) -> Result<Self> {
+    /// Binds the listeners and starts the log. Decisions are made by `clock`.
+    pub async fn bind(config: Config, clock: Clock) -> Result<Self> {
         telemetry::init(&config);
         let listener = listen(config.listen, "--listen").await?;
         let admin = match listener.local_addr()?.ip().is_loopback() {
             true => None,
             false => Some(listen(config.admin_listen, "admin.listen").await?),
         };
-        Ok(Self { config, listener, admin })
+        Ok(Self { config, listener, admin, clock })
     }
 
     /// Where the API listens.
@@ -53,14 +54,18 @@ impl App {
 
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let Self { config, listener, admin } = self;
-        let engine = MemoryEngine::new(config.memory, Clock::system());
+        let Self { config, listener, admin, clock } = self;
+        let engine = MemoryEngine::new(config.memory, clock);
         let metrics = Arc::new(Metrics::new(&engine));
-        let limiters: Result<Vec<_>, _> =
-            config.limits.iter().map(|limit| engine.limiter(limit.algorithm().as_lowercase(), *limit)).collect();
+        let limiters: Result<Vec<_>, _> = config
+            .limits
+            .iter()
+            .map(|limit| engine.limiter(limit.algorithm().as_lowercase(), *limit))
+            .collect();
         let local_only = admin.is_none();
         let actuator = Actuator::new(Arc::clone(&metrics));
-        let (own_actuator, rest_actuator) = if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
+        let (own_actuator, rest_actuator) =
+            if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
         let rest = Arc::new(Rest {
             limiters: limiters?,
             access: Access::new(local_only, config.token_digests, config.trusted_callers),
@@ -85,7 +90,9 @@ impl App {
 }
 
 async fn listen(address: SocketAddr, setting: &str) -> Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (choose another with {setting})"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} (choose another with {setting})"))
 }
 
 /// Gives the memory of keys that nobody uses back, a part of the table at a time.

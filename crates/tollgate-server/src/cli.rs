@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use tokio::runtime::Runtime;
+use tollgate::Clock;
 
 use crate::app::{App, stop_on_signal};
 use crate::config::{self, Config, Flags};
@@ -36,7 +37,9 @@ enum Command {
     /// Serve the API (what `tollgate` alone does).
     Serve(Serve),
     /// Ask a running server for permits. Exits with 0 if allowed, 1 if denied, 2 if it could not be asked.
-    #[command(after_help = "Examples:\n  tollgate check user:123\n  tollgate check user:123 --algorithm FIXED_WINDOW --permits 5\n  tollgate check deploy --json && ./deploy.sh")]
+    #[command(
+        after_help = "Examples:\n  tollgate check user:123\n  tollgate check user:123 --algorithm FIXED_WINDOW --permits 5\n  tollgate check deploy --json && ./deploy.sh"
+    )]
     Check(check::Check),
     /// Check or describe configuration files.
     #[command(subcommand)]
@@ -121,9 +124,10 @@ impl Serve {
 
 async fn serve(config: Config) -> Result<ExitCode> {
     let stop = stop_on_signal()?;
-    let app = App::bind(config).await?;
+    let app = App::bind(config, Clock::system()).await?;
     let (api, admin) = (app.address()?, app.admin_address()?);
-    let mut lines = format!("Tollgate {} listens on http://{api} (store: memory)\n", env!("CARGO_PKG_VERSION"));
+    let mut lines =
+        format!("Tollgate {} listens on http://{api} (store: memory)\n", env!("CARGO_PKG_VERSION"));
     if admin != api {
         lines += &format!("Health and metrics: http://{admin}/actuator/health\n");
     }

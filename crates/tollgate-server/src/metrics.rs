@@ -43,12 +43,19 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Metrics of this process and its engine.
     pub(crate) fn new(engine: &MemoryEngine) -> Self {
-        let mut registry = Registry::with_labels([("application".into(), "distributed-rate-limiter".into())].into_iter());
+        let mut registry =
+            Registry::with_labels([("application".into(), "distributed-rate-limiter".into())].into_iter());
         let requests = Family::<CheckLabels, Counter>::default();
         registry.register("rate_limiter_requests", "Checks, by algorithm and answer", requests.clone());
-        let seconds =
-            Family::<CheckLabels, Histogram, fn() -> Histogram>::new_with_constructor(|| Histogram::new(SECONDS));
-        registry.register_with_unit("rate_limiter_check", "Time to decide a check", Unit::Seconds, seconds.clone());
+        let seconds = Family::<CheckLabels, Histogram, fn() -> Histogram>::new_with_constructor(|| {
+            Histogram::new(SECONDS)
+        });
+        registry.register_with_unit(
+            "rate_limiter_check",
+            "Time to decide a check",
+            Unit::Seconds,
+            seconds.clone(),
+        );
         let answers = AlgorithmName::ALL.map(|algorithm| {
             ["false", "true"].map(|allowed| {
                 let labels = CheckLabels { algorithm: algorithm.as_str(), allowed };
@@ -63,7 +70,11 @@ impl Metrics {
         let connections_refused = Counter::default();
         let help = "Connections closed at once because their address had too many";
         registry.register("tollgate_connections_refused", help, connections_refused.clone());
-        registry.register("tollgate_build", "The version that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        registry.register(
+            "tollgate_build",
+            "The version that runs",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
         registry.register_collector(Box::new(EngineCollector(engine.clone())));
         Self { registry, answers: answers.into(), connections, connections_refused }
     }
@@ -99,7 +110,12 @@ impl prometheus_client::collector::Collector for EngineCollector {
         gauge("tollgate_keys_bytes", "Memory that the keys take", stats.bytes)?;
         let evicted = ConstCounter::new(stats.evicted);
         let help = "Keys dropped, before they were full again, to make room for others";
-        evicted.encode(encoder.encode_descriptor("tollgate_keys_evicted", help, None, evicted.metric_type())?)
+        evicted.encode(encoder.encode_descriptor(
+            "tollgate_keys_evicted",
+            help,
+            None,
+            evicted.metric_type(),
+        )?)
     }
 }
 
@@ -111,7 +127,9 @@ pub(crate) fn without_openmetrics(text: &str) -> String {
     for line in text.lines() {
         if let Some(described) = line.strip_prefix("# HELP ") {
             help = described.split_once(' ').map_or("", |(_, help)| help);
-        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|typed| typed.split_once(' ')) {
+        } else if let Some((name, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|typed| typed.split_once(' '))
+        {
             let (suffix, kind) = match kind {
                 "counter" => ("_total", "counter"),
                 "info" => ("_info", "gauge"),

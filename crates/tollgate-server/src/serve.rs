@@ -31,7 +31,11 @@ use crate::metrics::SharedMetrics;
 /// A protocol behind a listener. Every request is answered: what goes wrong is an answer too.
 pub(crate) trait Door: Send + Sync + 'static {
     /// Answers one request.
-    fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: IpAddr,
+    ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
 }
 
 /// How long the loop waits when the system has no more sockets: until some connection has ended, most likely.
@@ -84,7 +88,13 @@ pub(crate) async fn serve(
 }
 
 /// Holds one connection until it ends, is idle or slow for too long, or the service stops.
-async fn hold(stream: TcpStream, peer: SocketAddr, door: Arc<impl Door>, limits: Serving, stop: CancellationToken) {
+async fn hold(
+    stream: TcpStream,
+    peer: SocketAddr,
+    door: Arc<impl Door>,
+    limits: Serving,
+    stop: CancellationToken,
+) {
     // Answers are one small packet each; without this they would wait for a second one. Failing costs speed only.
     let _ = stream.set_nodelay(true);
     let progress = Arc::new(Progress::default());
@@ -98,8 +108,10 @@ async fn hold(stream: TcpStream, peer: SocketAddr, door: Arc<impl Door>, limits:
         }
     });
     let io = Watched { io: TokioIo::new(stream), progress: Arc::clone(&progress) };
-    let connection =
-        http1::Builder::new().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX).serve_connection(io, service);
+    let connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(io, service);
     let mut connection = pin!(connection);
     let mut watch = Watch::new(&progress, limits);
     let mut ticks = interval(watch.every());
@@ -194,7 +206,11 @@ struct Watched {
 }
 
 impl hyper::rt::Read for Watched {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
         if read.is_ready() && self.progress.now().1 == Phase::Idle {
             self.progress.enter(Phase::Head);
@@ -204,7 +220,11 @@ impl hyper::rt::Read for Watched {
 }
 
 impl hyper::rt::Write for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
 

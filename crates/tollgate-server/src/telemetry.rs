@@ -14,7 +14,8 @@ pub(crate) fn init(config: &Config) {
         LogFormat::Json => false,
     };
     let filter = EnvFilter::builder().parse_lossy(&config.log_level);
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // A second start, as in tests, keeps the first one's log.
     let _ = if pretty { lines.try_init() } else { lines.json().flatten_event(true).try_init() };
 }

@@ -15,6 +15,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// A sixth algorithm must not compile until every match knows it.
+#![warn(clippy::wildcard_enum_match_arm)]
+
 mod clock;
 mod engine;
 mod key;

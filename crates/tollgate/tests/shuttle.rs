@@ -1,4 +1,5 @@
 //! Interleavings of the memory engine's locks, explored at random: `cargo test -p tollgate --features shuttle --test shuttle`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

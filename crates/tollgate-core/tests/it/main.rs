@@ -1,4 +1,5 @@
 //! The algorithms, judged from outside: vectors, laws, and the mistakes that other limiters ship.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod accuracy; // how far the sliding counter is from the exact log
 mod laws; // what holds for every limit, trace and clock

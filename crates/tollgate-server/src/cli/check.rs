@@ -40,11 +40,16 @@ impl Check {
     pub(super) async fn run(self) -> Result<ExitCode> {
         let asked = tokio::time::timeout(PATIENCE, self.ask());
         let (status, body) = asked.await.with_context(|| format!("{} does not answer", self.url))??;
-        let answer: Value = serde_json::from_slice(&body).with_context(|| format!("{} answered {status}, without JSON", self.url))?;
+        let answer: Value = serde_json::from_slice(&body)
+            .with_context(|| format!("{} answered {status}, without JSON", self.url))?;
         let allowed = match status {
             StatusCode::OK => true,
             StatusCode::TOO_MANY_REQUESTS => false,
-            _ => bail!("{} answered {status}: {}", self.url, answer["detail"].as_str().unwrap_or("no reason given")),
+            _ => bail!(
+                "{} answered {status}: {}",
+                self.url,
+                answer["detail"].as_str().unwrap_or("no reason given")
+            ),
         };
         if self.json {
             println!("{answer}");
@@ -68,7 +73,8 @@ impl Check {
             body.insert("algorithm".to_owned(), Value::from(algorithm.as_str()));
         }
         let path = format!("{}/api/v1/rate-limit/check", base.path().trim_end_matches('/'));
-        let mut request = Request::post(path).header(HOST, authority.as_str()).header(CONTENT_TYPE, "application/json");
+        let mut request =
+            Request::post(path).header(HOST, authority.as_str()).header(CONTENT_TYPE, "application/json");
         if let Ok(token) = std::env::var("TOLLGATE_TOKEN") {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
@@ -83,7 +89,8 @@ impl Check {
             let response = sender.send_request(request).await?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            let body = body.map_err(|why| anyhow::anyhow!("the answer of {} cannot be read: {why}", self.url))?;
+            let body =
+                body.map_err(|why| anyhow::anyhow!("the answer of {} cannot be read: {why}", self.url))?;
             Ok((status, body.to_bytes()))
         };
         tokio::select! {

@@ -280,7 +280,8 @@ impl FromStr for DurationText {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let micros = parse_duration(text).ok_or_else(|| format!("expected a duration such as 500ms, 10s or 1m30s, not \"{text}\""))?;
+        let micros = parse_duration(text)
+            .ok_or_else(|| format!("expected a duration such as 500ms, 10s or 1m30s, not \"{text}\""))?;
         Ok(Self(micros.into()))
     }
 }
@@ -324,7 +325,12 @@ macro_rules! text {
     };
 }
 
-text!(RateText, "Rate", r"^[0-9]+\s*/\s*([a-z]+|([0-9]+(d|h|m|s|ms|us))+)$", "Permits per period: 10/s, 100/min, 5/1m30s");
+text!(
+    RateText,
+    "Rate",
+    r"^[0-9]+\s*/\s*([a-z]+|([0-9]+(d|h|m|s|ms|us))+)$",
+    "Permits per period: 10/s, 100/min, 5/1m30s"
+);
 text!(DurationText, "Duration", r"^([0-9]+(d|h|m|s|ms|us))+$", "Largest unit first: 500ms, 10s, 1m30s");
 
 /// The JSON Schema of the file.

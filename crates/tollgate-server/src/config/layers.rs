@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 
+use super::ConfigError;
 use super::file::{ConfigFile, schema};
 use super::tree::{Position, Tree, parse};
-use super::ConfigError;
 
 /// What was written, layer over layer.
 #[derive(Default)]
@@ -35,7 +35,11 @@ impl Layers {
         }
         if !matches!(self.value, Value::Null | Value::Object(_)) {
             let place = format!("{name}:1:1");
-            self.errors.push(ConfigError { place, field: String::new(), why: "expected fields, such as `listen: 127.0.0.1:8080`".into() });
+            self.errors.push(ConfigError {
+                place,
+                field: String::new(),
+                why: "expected fields, such as `listen: 127.0.0.1:8080`".into(),
+            });
             self.value = Value::Null;
         }
     }
@@ -173,7 +177,9 @@ impl Removed {
         match parent {
             Some(Value::Object(fields)) => fields.remove(last).is_some(),
             Some(Value::Array(items)) => {
-                let Some(index) = last.parse().ok().filter(|index| *index < items.len()) else { return false };
+                let Some(index) = last.parse().ok().filter(|index| *index < items.len()) else {
+                    return false;
+                };
                 items.remove(index);
                 let written = self.written(path);
                 let gone = self.0.entry(parents.to_vec()).or_default();
@@ -189,7 +195,8 @@ impl Removed {
     fn written(&self, path: &[String]) -> Vec<String> {
         let mut written = path.to_vec();
         for length in 0..path.len() {
-            if let (Some(gone), Ok(mut index)) = (self.0.get(&path[..length]), path[length].parse::<usize>()) {
+            if let (Some(gone), Ok(mut index)) = (self.0.get(&path[..length]), path[length].parse::<usize>())
+            {
                 for before in gone {
                     index += usize::from(*before <= index);
                 }

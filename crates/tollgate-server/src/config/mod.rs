@@ -15,8 +15,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use tollgate::{
-    FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig, SlidingCounter, SlidingLog,
-    TokenBucket,
+    FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig, SlidingCounter,
+    SlidingLog, TokenBucket,
 };
 
 pub use self::file::{AddressHeader, LogFormat, schema};
@@ -156,7 +156,10 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         check_network(net, |why| report(&format!("api.trusted_callers.{index}"), why));
     }
     if file.client_address.header.is_some() && file.client_address.trusted_proxies.is_empty() {
-        report("client_address.header", "is read from trusted proxies only, and trusted_proxies is empty".to_owned());
+        report(
+            "client_address.header",
+            "is read from trusted proxies only, and trusted_proxies is empty".to_owned(),
+        );
     }
     if !(1..=128).contains(&file.client_address.ipv6_prefix) {
         report("client_address.ipv6_prefix", "between 1 and 128".to_owned());
@@ -179,7 +182,10 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         }
     }
     if file.log.level.parse::<tracing_subscriber::EnvFilter>().is_err() {
-        report("log.level", "accepted: error, warn, info, debug, trace, or a filter such as tollgate_server=debug".to_owned());
+        report(
+            "log.level",
+            "accepted: error, warn, info, debug, trace, or a filter such as tollgate_server=debug".to_owned(),
+        );
     }
     let token_digests = match &file.api.token_file {
         Some(path) => read_tokens(path).unwrap_or_else(|why| {
@@ -244,10 +250,15 @@ const TOKEN_CHARS_MIN: usize = 16;
 
 /// One token a line; of each only its digest is kept.
 fn read_tokens(path: &Path) -> Result<Vec<[u8; 32]>, String> {
-    let text = std::fs::read_to_string(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
     let tokens: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if let Some(line) = tokens.iter().position(|token| token.len() < TOKEN_CHARS_MIN) {
-        return Err(format!("token {} of {} has fewer than {TOKEN_CHARS_MIN} characters", line + 1, path.display()));
+        return Err(format!(
+            "token {} of {} has fewer than {TOKEN_CHARS_MIN} characters",
+            line + 1,
+            path.display()
+        ));
     }
     Ok(tokens.into_iter().map(|token| Sha256::digest(token).into()).collect())
 }
@@ -262,14 +273,21 @@ fn limits(defaults: &Defaults, report: &mut dyn FnMut(&str, String)) -> Vec<Limi
     let counter = &defaults.sliding_window_counter;
     let sub_buckets = counter.sub_buckets.unwrap_or(if counter.strict { 10 } else { 1 });
     if log.limit.0.permits() > LOG_LIMIT_MAX {
-        report("api.defaults.sliding_window.limit", format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"));
+        report(
+            "api.defaults.sliding_window.limit",
+            format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"),
+        );
     }
     let made: [(&str, Result<Limit, LimitError>); 5] = [
         (
             "api.defaults.token_bucket",
             match bucket.refill {
-                Refill::Greedy => TokenBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::TokenBucket),
-                Refill::Interval => IntervalBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::IntervalBucket),
+                Refill::Greedy => {
+                    TokenBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::TokenBucket)
+                }
+                Refill::Interval => {
+                    IntervalBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::IntervalBucket)
+                }
             },
         ),
         (

@@ -38,7 +38,8 @@ pub(super) type Mistake = (Position, String);
 
 /// Reads one document. Mistakes that leave the rest readable are collected.
 pub(super) fn parse(text: &str) -> (Tree, Vec<Mistake>) {
-    let mut reader = Reader { parser: Parser::new_from_str(text), tree: Tree::default(), mistakes: Vec::new(), nodes: 0 };
+    let mut reader =
+        Reader { parser: Parser::new_from_str(text), tree: Tree::default(), mistakes: Vec::new(), nodes: 0 };
     match reader.document() {
         Ok(value) => reader.tree.value = value,
         Err(mistake) => reader.mistakes.push(mistake),
@@ -59,7 +60,10 @@ impl<'a> Reader<'a> {
             Some(Ok((event, span))) => Ok((event, Position::of(span))),
             Some(Err(why)) => {
                 let marker = why.marker();
-                Err((Position { line: marker.line(), column: marker.col() + 1 }, format!("no YAML: {}", why.info())))
+                Err((
+                    Position { line: marker.line(), column: marker.col() + 1 },
+                    format!("no YAML: {}", why.info()),
+                ))
             }
             None => Ok((Event::StreamEnd, Position { line: 1, column: 1 })),
         }
@@ -87,16 +91,26 @@ impl<'a> Reader<'a> {
             let (event, position) = self.next()?;
             match event {
                 Event::StreamEnd => return Ok(()),
-                Event::DocumentStart(_) => return Err((position, "a second document; expected one".to_owned())),
+                Event::DocumentStart(_) => {
+                    return Err((position, "a second document; expected one".to_owned()));
+                }
                 _ => {}
             }
         }
     }
 
-    fn node(&mut self, event: Event<'a>, position: Position, path: &mut Vec<String>) -> Result<Value, Mistake> {
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        position: Position,
+        path: &mut Vec<String>,
+    ) -> Result<Value, Mistake> {
         self.nodes += 1;
         if self.nodes > NODES_MAX || path.len() > DEPTH_MAX {
-            return Err((position, format!("too large: at most {NODES_MAX} values, nested {DEPTH_MAX} deep")));
+            return Err((
+                position,
+                format!("too large: at most {NODES_MAX} values, nested {DEPTH_MAX} deep"),
+            ));
         }
         self.tree.values.insert(path.clone(), position);
         match event {
@@ -132,7 +146,9 @@ impl<'a> Reader<'a> {
                     }
                 }
             }
-            Event::Alias(_) => Err((position, "anchors and aliases are not read; write the value out".to_owned())),
+            Event::Alias(_) => {
+                Err((position, "anchors and aliases are not read; write the value out".to_owned()))
+            }
             _ => Err((position, "expected a value".to_owned())),
         }
     }

@@ -32,7 +32,8 @@ impl Actuator {
             "/actuator/info" => Self::info,
             "/actuator/prometheus" => Self::prometheus,
             _ => {
-                let detail = "no such path; there are /actuator/health, /actuator/info and /actuator/prometheus";
+                let detail =
+                    "no such path; there are /actuator/health, /actuator/info and /actuator/prometheus";
                 return Problem::new(StatusCode::NOT_FOUND, detail).into_response();
             }
         };
@@ -57,9 +58,12 @@ impl Actuator {
 
     fn prometheus(&self, headers: &HeaderMap) -> Response<Full<Bytes>> {
         let Ok(metrics) = self.metrics.encode() else {
-            return Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written").into_response();
+            return Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written")
+                .into_response();
         };
-        let accepts = |kind: &str| headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|it| it.contains(kind)));
+        let accepts = |kind: &str| {
+            headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|it| it.contains(kind)))
+        };
         if accepts("application/openmetrics-text") {
             text("application/openmetrics-text; version=1.0.0; charset=utf-8", metrics)
         } else {

@@ -9,7 +9,8 @@ pub(super) fn document() -> Value {
         "description": "Whose limit it is. Without it, or where the caller may not choose it: the client's address.",
         "schema": { "$ref": "#/components/schemas/Key" }
     });
-    let algorithm = json!({ "name": "algorithm", "in": "query", "schema": { "$ref": "#/components/schemas/Algorithm" } });
+    let algorithm =
+        json!({ "name": "algorithm", "in": "query", "schema": { "$ref": "#/components/schemas/Algorithm" } });
     let permits = json!({ "name": "permits", "in": "query", "schema": { "type": "integer", "minimum": 1, "default": 1 } });
     let wait = json!({
         "name": "maxWaitMillis", "in": "query",
@@ -17,10 +18,12 @@ pub(super) fn document() -> Value {
         "schema": { "type": "integer", "minimum": 0 }
     });
     let json_of = |schema: &str| json!({ "application/json": { "schema": { "$ref": format!("#/components/schemas/{schema}") } } });
-    let problem = |description: &str| json!({
-        "description": description,
-        "content": { "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } }
-    });
+    let problem = |description: &str| {
+        json!({
+            "description": description,
+            "content": { "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } }
+        })
+    };
     let standing = json!({
         "X-RateLimit-Limit": { "schema": { "type": "integer" } },
         "X-RateLimit-Remaining": { "schema": { "type": "integer" } },

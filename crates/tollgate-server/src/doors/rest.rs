@@ -59,11 +59,18 @@ impl Rest {
             ("/api/v1/rate-limit/remaining", _) => Err(Problem::method("GET")),
             ("/api/v1/rate-limit/reset", &Method::DELETE) => self.reset(&request, peer),
             ("/api/v1/rate-limit/reset", _) => Err(Problem::method("DELETE")),
-            ("/openapi.json", &Method::GET) => Ok(json_response(openapi::document().to_string().into_bytes())),
+            ("/openapi.json", &Method::GET) => {
+                Ok(json_response(openapi::document().to_string().into_bytes()))
+            }
             ("/openapi.json", _) => Err(Problem::method("GET")),
             (path, method) => match &self.actuator {
-                Some(actuator) if path.starts_with("/actuator/") => Ok(actuator.route(method, path, request.headers())),
-                Some(_) | None => Err(Problem::new(StatusCode::NOT_FOUND, "no such path; /openapi.json lists what there is")),
+                Some(actuator) if path.starts_with("/actuator/") => {
+                    Ok(actuator.route(method, path, request.headers()))
+                }
+                Some(_) | None => Err(Problem::new(
+                    StatusCode::NOT_FOUND,
+                    "no such path; /openapi.json lists what there is",
+                )),
             },
         }
     }
@@ -133,7 +140,12 @@ impl Rest {
     }
 
     /// The key that was named, if the caller may name one; else the caller's own address.
-    fn key_of<'a, B>(&self, request: &Request<B>, peer: IpAddr, asked: &'a Asked<'_>) -> std::borrow::Cow<'a, str> {
+    fn key_of<'a, B>(
+        &self,
+        request: &Request<B>,
+        peer: IpAddr,
+        asked: &'a Asked<'_>,
+    ) -> std::borrow::Cow<'a, str> {
         match &asked.key {
             Some(key) if self.access.may_name_keys(peer, request.headers()) => key.as_ref().into(),
             Some(_) | None => format!("ip:{}", client(&self.client_address, peer, request.headers())).into(),
@@ -145,7 +157,10 @@ impl Rest {
         let limiter = &self.limiters[asked.algorithm.unwrap_or(AlgorithmName::TokenBucket) as usize];
         let most = limiter.limit().size();
         if asked.ask().cost > most {
-            return Err(Problem::parameter("permits", format_args!("must be a whole number from 1 to {most}, the limit")));
+            return Err(Problem::parameter(
+                "permits",
+                format_args!("must be a whole number from 1 to {most}, the limit"),
+            ));
         }
         Ok(limiter)
     }
@@ -162,7 +177,8 @@ impl Rest {
 
     /// The whole body, if it is small enough and comes soon enough.
     async fn read(&self, body: Incoming, most: usize) -> Result<Bytes, Problem> {
-        let too_large = || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body may have at most {most} bytes"));
+        let too_large =
+            || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body may have at most {most} bytes"));
         if body.size_hint().lower() > most as u64 {
             return Err(too_large());
         }

@@ -82,7 +82,13 @@ fn model(limit: &Limit, state: &mut State, now: Timestamp, act: &Act) -> Option<
         Act::Sweep => return None,
     };
     let standing = limit.standing(state, now);
-    Some(Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at: now })
+    Some(Decision {
+        outcome,
+        limit: limit.size(),
+        remaining: standing.remaining,
+        reset: standing.reset,
+        at: now,
+    })
 }
 
 fn in_engine(engine: &MemoryEngine, limiter: &MemoryLimiter, key: &str, act: &Act) -> Option<Decision> {

@@ -50,7 +50,11 @@ fn retry_after_secs(decision: &Decision) -> u64 {
 }
 
 /// 200 or 429, with everything a client can go by.
-pub(super) fn check_response(key: &str, limiter: &MemoryLimiter, decision: &Decision) -> Response<Full<Bytes>> {
+pub(super) fn check_response(
+    key: &str,
+    limiter: &MemoryLimiter,
+    decision: &Decision,
+) -> Response<Full<Bytes>> {
     let mut body = Vec::with_capacity(256 + key.len());
     // Texts and numbers: this does not fail.
     let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, decision));
@@ -76,7 +80,11 @@ struct RemainingAnswer<'a> {
 }
 
 /// Where a key stands. `decision` is one that took nothing.
-pub(super) fn remaining_response(key: &str, limiter: &MemoryLimiter, decision: &Decision) -> Response<Full<Bytes>> {
+pub(super) fn remaining_response(
+    key: &str,
+    limiter: &MemoryLimiter,
+    decision: &Decision,
+) -> Response<Full<Bytes>> {
     let answer = RemainingAnswer {
         key,
         algorithm: limiter.limit().algorithm().as_str(),
@@ -98,7 +106,9 @@ struct ResetAnswer<'a> {
 
 pub(super) fn reset_response(key: &str, limiter: &MemoryLimiter) -> Response<Full<Bytes>> {
     let algorithm = limiter.limit().algorithm().as_str();
-    json_response(serde_json::to_vec(&ResetAnswer { key, algorithm, message: "Rate limit reset" }).unwrap_or_default())
+    json_response(
+        serde_json::to_vec(&ResetAnswer { key, algorithm, message: "Rate limit reset" }).unwrap_or_default(),
+    )
 }
 
 /// A JSON body that no cache may keep: the next answer is another one.
@@ -113,7 +123,8 @@ pub(super) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
 
 /// The de-facto `X-RateLimit-*` fields and the IETF draft's `RateLimit` and `RateLimit-Policy`.
 fn standing_headers(headers: &mut HeaderMap, limiter: &MemoryLimiter, decision: &Decision) {
-    let mut number = |name, value: u64| headers.insert(HeaderName::from_static(name), HeaderValue::from(value));
+    let mut number =
+        |name, value: u64| headers.insert(HeaderName::from_static(name), HeaderValue::from(value));
     number("x-ratelimit-limit", decision.limit);
     number("x-ratelimit-remaining", decision.remaining);
     number("x-ratelimit-reset", decision.at.after(decision.reset).as_secs_ceil());
@@ -125,7 +136,10 @@ fn standing_headers(headers: &mut HeaderMap, limiter: &MemoryLimiter, decision: 
         }
     };
     text("ratelimit", rate_limit(name, decision.remaining, effective_window(decision)));
-    text("ratelimit-policy", format!("\"{name}\";q={};w={}", sf_integer(decision.limit), sf_integer(window.as_secs_ceil())));
+    text(
+        "ratelimit-policy",
+        format!("\"{name}\";q={};w={}", sf_integer(decision.limit), sf_integer(window.as_secs_ceil())),
+    );
 }
 
 /// Until the asked permits fit, for who was denied; until the standing changes for the better, for the others.

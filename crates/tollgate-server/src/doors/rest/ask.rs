@@ -32,7 +32,9 @@ impl Asked<'_> {
 
     /// Fails if more than these names were used.
     pub(super) fn only(&self, names: &[&str]) -> Result<(), Problem> {
-        for (name, used) in [("permits", self.permits.is_some()), ("maxWaitMillis", self.max_wait_millis.is_some())] {
+        for (name, used) in
+            [("permits", self.permits.is_some()), ("maxWaitMillis", self.max_wait_millis.is_some())]
+        {
             if used {
                 return Err(unknown(name, names));
             }
@@ -55,8 +57,14 @@ pub(super) fn from_query<B>(request: &Request<B>) -> Result<Asked<'_>, Problem> 
         match name.as_ref() {
             "algorithm" => set(&mut asked.algorithm, "algorithm", algorithm(&value)?)?,
             "key" => set(&mut asked.key, "key", key(value)?)?,
-            "permits" => set(&mut asked.permits, "permits", digits(&value).filter(|n| *n > 0).ok_or_else(permits_problem)?)?,
-            "maxWaitMillis" => set(&mut asked.max_wait_millis, "maxWaitMillis", digits(&value).ok_or_else(wait_problem)?)?,
+            "permits" => set(
+                &mut asked.permits,
+                "permits",
+                digits(&value).filter(|n| *n > 0).ok_or_else(permits_problem)?,
+            )?,
+            "maxWaitMillis" => {
+                set(&mut asked.max_wait_millis, "maxWaitMillis", digits(&value).ok_or_else(wait_problem)?)?
+            }
             other => return Err(unknown(other, &NAMES)),
         }
     }
@@ -66,11 +74,16 @@ pub(super) fn from_query<B>(request: &Request<B>) -> Result<Asked<'_>, Problem> 
 /// The members of a JSON object.
 pub(super) fn from_json(value: &Value) -> Result<Asked<'_>, Problem> {
     let Value::Object(members) = value else {
-        return Err(Problem::new(http::StatusCode::BAD_REQUEST, "expected a JSON object such as {\"key\":\"user:123\"}"));
+        return Err(Problem::new(
+            http::StatusCode::BAD_REQUEST,
+            "expected a JSON object such as {\"key\":\"user:123\"}",
+        ));
     };
     let mut asked = Asked::default();
     for (name, value) in members {
-        let text = |what: &str| value.as_str().ok_or_else(|| Problem::parameter(name, format_args!("must be {what}")));
+        let text = |what: &str| {
+            value.as_str().ok_or_else(|| Problem::parameter(name, format_args!("must be {what}")))
+        };
         match name.as_str() {
             "algorithm" => asked.algorithm = Some(algorithm(text("a text")?)?),
             "key" => asked.key = Some(key(Cow::Borrowed(text("a text")?))?),
@@ -95,7 +108,10 @@ pub(super) fn batch_items(value: Value) -> Result<Vec<Value>, Problem> {
         return Err(unknown(other, &["checks"]));
     }
     if items.len() > BATCH_CHECKS_MAX {
-        return Err(Problem::parameter("checks", format_args!("at most {BATCH_CHECKS_MAX} checks, not {}", items.len())));
+        return Err(Problem::parameter(
+            "checks",
+            format_args!("at most {BATCH_CHECKS_MAX} checks, not {}", items.len()),
+        ));
     }
     Ok(items)
 }

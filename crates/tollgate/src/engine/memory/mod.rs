@@ -278,7 +278,13 @@ impl MemoryLimiter {
     }
 
     fn decision(&self, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
-        Decision { outcome, limit: self.limit.size(), remaining: standing.remaining, reset: standing.reset, at }
+        Decision {
+            outcome,
+            limit: self.limit.size(),
+            remaining: standing.remaining,
+            reset: standing.reset,
+            at,
+        }
     }
 
     fn change(&self, key: &str, change: Change) {

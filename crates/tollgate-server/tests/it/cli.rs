@@ -1,0 +1,133 @@
+//! The real program, as a shell sees it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+fn tollgate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments).env_remove("TOLLGATE_CONFIG").env_remove("TOLLGATE_URL");
+    command
+}
+
+fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = tollgate(arguments).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// A running service; killed when dropped.
+struct Service {
+    child: Child,
+    lines: Vec<String>,
+}
+
+impl Service {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = tollgate(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines =
+            BufReader::new(child.stdout.take().unwrap()).lines().take(2).map(Result::unwrap).collect();
+        Self { child, lines }
+    }
+
+    fn url(&self) -> String {
+        self.lines[0].split(' ').find(|word| word.starts_with("http://")).unwrap().to_owned()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn it_says_where_it_listens_and_its_own_curl_line_works() {
+    let service = Service::start(&["--listen", "127.0.0.1:0"]);
+    assert!(service.lines[0].starts_with("Tollgate ") && service.lines[0].ends_with("(store: memory)"));
+    let curl = service.lines[1].strip_prefix("Try: ").unwrap();
+    let Output { status, stdout, .. } =
+        Command::new("sh").args(["-c", &format!("{curl} --silent")]).output().unwrap();
+    assert!(status.success());
+    let answer: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!((answer["allowed"].as_bool(), answer["key"].as_str()), (Some(true), Some("user:123")));
+}
+
+#[test]
+fn check_exits_with_the_answer() {
+    let service = Service::start(&["serve", "--listen", "127.0.0.1:0"]);
+    let url = service.url();
+    let check = |more: &[&str]| run(&[&["check", "user:1", "--url", &url], more].concat());
+    let (code, out, _) = check(&["--permits", "100", "--algorithm", "SLIDING_WINDOW"]);
+    assert_eq!((code, out.as_str()), (Some(0), "allowed: 0 of 100 left, resets in 60 s\n"));
+    let (code, out, _) = check(&["--algorithm", "SLIDING_WINDOW"]);
+    assert_eq!((code, out.starts_with("denied: 0 of 100 left, try again in ")), (Some(1), true), "{out}");
+    let (code, out, _) = check(&["--json"]);
+    assert_eq!(
+        (code, out.starts_with("{\"algorithm\"") || out.starts_with("{\"allowed\"")),
+        (Some(0), true),
+        "{out}"
+    );
+    let (code, _, error) = check(&["--algorithm", "BEST_EFFORT"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("algorithm: expected TOKEN_BUCKET"), "{error}");
+    for url in ["http://127.0.0.1:1", "https://127.0.0.1", "nonsense"] {
+        let (code, _, error) = run(&["check", "user:1", "--url", url]);
+        assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_one_clear_line() {
+    let service = Service::start(&["--listen", "127.0.0.1:0"]);
+    let address = service.url().replace("http://", "");
+    let (code, _, error) = run(&["--listen", &address]);
+    assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+    assert!(error.contains(&format!("cannot listen on {address} (choose another with --listen)")), "{error}");
+}
+
+#[test]
+fn configuration_mistakes_end_the_start_and_the_check_alike() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tollgate.yaml");
+    let name = file.to_str().unwrap();
+    std::fs::write(&file, "listen: 127.0.0.1:0\nlimits: 5\nmemory: { max_keys: 0 }\n").unwrap();
+    for arguments in [&["config", "check", name][..], &["--config", name]] {
+        let (code, _, error) = run(arguments);
+        assert_eq!(code, Some(2));
+        assert!(error.contains(&format!("{name}:2:1: limits: no such field")), "{error}");
+        assert!(error.contains(&format!("{name}:3:11: memory.max_keys: at least 1")), "{error}");
+    }
+    let (code, _, error) = run(&["--config", "/nowhere/tollgate.yaml"]);
+    assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+    assert!(error.contains("/nowhere/tollgate.yaml: cannot be read"), "{error}");
+    let (code, _, error) = run(&["--store", "postgres://u:p@h/db"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("--store: store: unknown store \"postgres://***@h/db\"; accepted: memory"),
+        "{error}"
+    );
+    std::fs::write(&file, "listen: 127.0.0.1:0\n").unwrap();
+    assert_eq!(run(&["config", "check", name]).0, Some(0));
+}
+
+#[test]
+fn help_and_completions_are_there() {
+    for arguments in [&["--help"][..], &["serve", "--help"], &["check", "--help"], &["config", "--help"]] {
+        let (code, out, _) = run(arguments);
+        assert_eq!(code, Some(0));
+        assert!(out.contains("Usage: tollgate"), "{out}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(run(&["completions", shell]).1.contains("tollgate"));
+    }
+    let schema: serde_json::Value = serde_json::from_str(&run(&["config", "schema"]).1).unwrap();
+    assert!(schema["properties"]["listen"].is_object());
+}
+
+#[test]
+fn sigterm_ends_it_with_success() {
+    let mut service = Service::start(&["--listen", "127.0.0.1:0"]);
+    let killed = Command::new("kill").args(["-TERM", &service.child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(service.child.wait().unwrap().code(), Some(0));
+}

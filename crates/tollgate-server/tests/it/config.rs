@@ -1,0 +1,169 @@
+//! Files, variables and flags; and every mistake of a run at once, each with its place.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tollgate_server::config::{self, Config, ConfigErrors};
+
+fn load(yaml: &str, variables: &[(&str, &str)], listen: Option<&str>) -> Result<Config, ConfigErrors> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tollgate.yaml");
+    std::fs::write(&file, yaml).unwrap();
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let flags = listen.map(|value| ("listen", "--listen", value.to_owned())).into_iter().collect();
+    config::load(Some(&file), variables, flags)
+}
+
+/// The mistakes, with the file's name instead of its path.
+fn mistakes(yaml: &str, variables: &[(&str, &str)]) -> Vec<String> {
+    let errors = load(yaml, variables, None).unwrap_err();
+    let name = |line: String| {
+        line.rsplit_once("tollgate.yaml").map_or(line.clone(), |(_, rest)| format!("file{rest}"))
+    };
+    errors.0.iter().map(|error| name(error.to_string())).collect()
+}
+
+#[test]
+fn nothing_said_means_the_defaults() {
+    for yaml in ["", "# nothing\n", "---\n", "{}"] {
+        let config = load(yaml, &[], None).unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+        assert_eq!(config.memory.max_keys, 1_000_000);
+        assert_eq!(config.limits.iter().map(tollgate::Limit::size).collect::<Vec<_>>(), [100; 5]);
+    }
+}
+
+#[test]
+fn flags_win_over_variables_and_variables_over_the_file() {
+    let yaml = "listen: 127.0.0.1:1\nmemory:\n  max_keys: 10\n";
+    let listen = |variables: &[(&str, &str)], flag| load(yaml, variables, flag).unwrap().listen.port();
+    assert_eq!(listen(&[], None), 1);
+    assert_eq!(listen(&[("TOLLGATE_LISTEN", "127.0.0.1:2")], None), 2);
+    assert_eq!(listen(&[("TOLLGATE_LISTEN", "127.0.0.1:2")], Some("127.0.0.1:3")), 3);
+    let config = load(
+        yaml,
+        &[("TOLLGATE_MEMORY__MAX_KEYS", "20"), ("TOLLGATE_API__TRUSTED_CALLERS", "[10.0.0.0/8]")],
+        None,
+    )
+    .unwrap();
+    assert_eq!((config.memory.max_keys, config.trusted_callers.len()), (20, 1));
+    // What Kubernetes sets for a service called tollgate is not for us.
+    assert!(
+        load("", &[("TOLLGATE_PORT", "tcp://10.0.0.1:80"), ("TOLLGATE_SERVICE_HOST", "10.0.0.1")], None)
+            .is_ok()
+    );
+}
+
+#[test]
+fn every_mistake_is_named_with_its_line_and_column() {
+    let yaml = "\
+listen: localhost
+memory:
+  max_keys: many
+  max_key: 3
+api:
+  defaults:
+    token_bucket: { capacity: 0, refill_rate: 10 per second }
+    sliding_window:
+      limit: 200000/min
+  trusted_callers: [10.0.0.0/8, nowhere, 10.0.0.1/8, '::ffff:10.0.0.0/104', 0.0.0.0/0]
+server:
+  idle_timeout: 60
+storage: memory
+";
+    let found = mistakes(yaml, &[("TOLLGATE_LOG__LEVEL", "[loud")]);
+    let expected = [
+        ("file:1:1: listen: ", "invalid socket address"),
+        ("file:3:3: memory.max_keys: ", "expected u64"),
+        ("file:4:3: memory.max_key: ", "no such field; accepted here: max_keys"),
+        ("file:7:34: api.defaults.token_bucket.refill_rate: ", "expected PERMITS/PERIOD"),
+        ("file:7:21: api.defaults.token_bucket", "at least 1 permit"),
+        ("file:9:7: api.defaults.sliding_window.limit: ", "at most 100000"),
+        ("file:10:33: api.trusted_callers.1: ", "invalid IP address"),
+        ("file:12:3: server.idle_timeout: ", "expected a string"),
+        ("file:13:1: storage: ", "no such field; accepted here: listen, store,"),
+    ];
+    for (place, why) in expected {
+        let near = place.trim_end_matches(": ");
+        assert!(
+            found.iter().any(|line| line.contains(why)),
+            "{place}{why} ({near}) in\n{}",
+            found.join("\n")
+        );
+    }
+    for place in ["file:1:1:", "file:3:3:", "file:4:3:", "file:9:7:", "file:12:3:", "file:13:1:"] {
+        assert!(found.iter().any(|line| line.starts_with(place)), "{place} in\n{}", found.join("\n"));
+    }
+    assert!(
+        found.iter().any(|line| line.starts_with("TOLLGATE_LOG__LEVEL: log.level: ")),
+        "{}",
+        found.join("\n")
+    );
+}
+
+#[test]
+fn networks_that_would_trust_everybody_are_refused() {
+    let yaml = "api:\n  trusted_callers: [10.0.0.1/8, '::ffff:10.0.0.0/104', 0.0.0.0/0]\n";
+    let found = mistakes(yaml, &[]).join("\n");
+    for why in ["did you mean 10.0.0.0/8?", "write IPv4 networks as IPv4", "would trust everybody"] {
+        assert!(found.contains(why), "{why} in\n{found}");
+    }
+    let found = mistakes("client_address: { header: X-Forwarded-For }", &[]).join("\n");
+    assert!(found.contains("trusted_proxies is empty"), "{found}");
+    assert!(mistakes("admin: { listen: '0.0.0.0:1' }", &[])[0].contains("must be a loopback address"));
+}
+
+#[test]
+fn two_wrong_items_of_a_list_are_two_mistakes() {
+    let found = mistakes("api:\n  trusted_callers:\n    - nowhere\n    - 10.0.0.0/8\n    - elsewhere\n", &[]);
+    let places: Vec<_> = found.iter().map(|line| line.split(" api").next().unwrap()).collect();
+    assert_eq!(places, ["file:3:7:", "file:5:7:"], "{found:?}");
+}
+
+#[test]
+fn what_is_no_yaml_is_one_mistake_with_its_place() {
+    for (yaml, place) in [
+        ("listen: [", "file:"),
+        ("a: b: c", "file:1:"),
+        ("listen: x\nlisten: y", "file:2:1"),
+        ("- 1", "file:1:1"),
+    ] {
+        let found = mistakes(yaml, &[]);
+        assert!(found[0].starts_with(place), "{yaml}: {found:?}");
+    }
+    let bomb = "a: &a [1,1,1]\nb: *a\n";
+    assert!(mistakes(bomb, &[])[0].contains("aliases are not read"));
+    assert!(!mistakes(&"[".repeat(100_000), &[]).is_empty());
+}
+
+#[test]
+fn secrets_do_not_come_back_in_messages() {
+    let found = mistakes("store: redis://user:secret@host:6379", &[]).join("\n");
+    assert!(found.contains("redis://***@host:6379") && !found.contains("secret"), "{found}");
+    let directory = tempfile::tempdir().unwrap();
+    let tokens = directory.path().join("tokens");
+    std::fs::write(&tokens, "short-secret\n").unwrap();
+    let found = mistakes(&format!("api: {{ token_file: {} }}", tokens.display()), &[]).join("\n");
+    assert!(found.contains("fewer than 16 characters") && !found.contains("short-secret"), "{found}");
+}
+
+#[test]
+fn the_example_is_valid_by_the_schema_and_by_the_program() {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/tollgate.yaml");
+    config::load(Some(&example), std::iter::empty(), Vec::new()).unwrap();
+    let schema = config::schema();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let written: Value = json!({
+        "listen": "127.0.0.1:8080",
+        "api": { "defaults": { "token_bucket": { "capacity": 5, "refill_rate": "10/s", "refill": "greedy" } } },
+        "server": { "idle_timeout": "1m30s" }
+    });
+    assert!(validator.is_valid(&written));
+    for wrong in [
+        json!({"listne": "x"}),
+        json!({"server": {"idle_timeout": "soon"}}),
+        json!({"memory": {"max_keys": -1}}),
+    ] {
+        assert!(!validator.is_valid(&wrong), "{wrong}");
+    }
+}
