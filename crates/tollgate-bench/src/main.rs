@@ -1,7 +1,9 @@
 //! Benchmarks of Tollgate beside its peers, in one run: `cargo xtask bench NAME`.
 
 mod engine;
+mod http;
 mod keys;
+mod load;
 mod report;
 
 use anyhow::Result;
@@ -21,6 +23,11 @@ struct Cli {
 enum Bench {
     /// Decisions in process: Tollgate's memory engine, governor and the throttlecrab library.
     Engine(Options),
+    /// Checks over HTTP: Tollgate, a bare axum route that sends the same bytes, nginx limit_req and throttlecrab-server.
+    Http(Options),
+    /// For `http`: the bare axum route.
+    #[command(hide = true)]
+    Axum(http::BareAxum),
     /// For `engine`: fills one contender with keys, in a process of its own, and prints what the memory has grown by.
     #[command(hide = true)]
     Fill(engine::Fill),
@@ -29,6 +36,8 @@ enum Bench {
 fn main() -> Result<()> {
     match Cli::parse().bench {
         Bench::Engine(options) => engine::run(&options),
+        Bench::Http(options) => http::run(&options),
+        Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
     }
 }
