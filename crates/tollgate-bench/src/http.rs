@@ -96,8 +96,17 @@ impl Server {
                 command.args(["/usr/sbin/nginx", "-e", "stderr", "-c"]).arg(config);
             }
             Contender::Throttlecrab => {
-                let program = std::env::var_os("THROTTLECRAB_SERVER").context("run by `cargo xtask bench http`")?;
-                command.arg(program).args(["--http", "--http-host", "127.0.0.1", "--http-port", &port, "--log-level", "error"]);
+                let program =
+                    std::env::var_os("THROTTLECRAB_SERVER").context("run by `cargo xtask bench http`")?;
+                command.arg(program).args([
+                    "--http",
+                    "--http-host",
+                    "127.0.0.1",
+                    "--http-port",
+                    &port,
+                    "--log-level",
+                    "error",
+                ]);
             }
         }
         let process = Process::start(&command);
@@ -148,11 +157,16 @@ struct Figures {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     // This process is the load.
-    let pinned = Command::new("taskset").args(["-a", "-c", "-p", LOAD_CORE, &std::process::id().to_string()]).output()?;
+    let pinned = Command::new("taskset")
+        .args(["-a", "-c", "-p", LOAD_CORE, &std::process::id().to_string()])
+        .output()?;
     anyhow::ensure!(pinned.status.success(), "taskset cannot pin this process: two cores are needed");
     let (rounds, seconds) = if options.quick { (1, 1) } else { (5, 4) };
-    let contenders: Vec<_> = Contender::ALL.into_iter().filter(|it| it.name().contains(&options.only)).collect();
-    println!("{KEYS} keys, {CONNECTIONS} connections, server on core {SERVER_CORE}, load on core {LOAD_CORE}; median of {rounds} interleaved rounds of {seconds} s.\n");
+    let contenders: Vec<_> =
+        Contender::ALL.into_iter().filter(|it| it.name().contains(&options.only)).collect();
+    println!(
+        "{KEYS} keys, {CONNECTIONS} connections, server on core {SERVER_CORE}, load on core {LOAD_CORE}; median of {rounds} interleaved rounds of {seconds} s.\n"
+    );
     let servers: Vec<_> = contenders.iter().map(|it| Server::start(*it)).collect::<Result<_>>()?;
     let requests: Vec<_> = contenders.iter().map(|it| it.requests()).collect();
     let mut figures: Vec<Figures> = contenders.iter().map(|_| Figures::default()).collect();
@@ -163,7 +177,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             let seen: Seen = run_load(server.address, &requests[index], CONNECTIONS, duration, Pace::Closed)?;
             let used = server.cpu()? - before;
             let every = Duration::from_secs(1).mul_f64(CONNECTIONS as f64 / STEADY_PER_SECOND as f64);
-            let steady = run_load(server.address, &requests[index], CONNECTIONS, duration, Pace::Open { every })?;
+            let steady =
+                run_load(server.address, &requests[index], CONNECTIONS, duration, Pace::Open { every })?;
             // The first round warms up.
             if round > 0 {
                 let figures = &mut figures[index];
@@ -179,14 +194,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn judge(contenders: &[Contender], figures: Vec<Figures>, options: &Options) -> Result<()> {
     let mut report = Report::default();
-    println!("{:<22} {:>16} {:>12} {:>10} {:>18}", "", "server us/check", "checks/s", "p99 ms", "p99 ms at 10,000/s");
+    println!(
+        "{:<22} {:>16} {:>12} {:>10} {:>18}",
+        "", "server us/check", "checks/s", "p99 ms", "p99 ms at 10,000/s"
+    );
     let mut ours = None;
     for (contender, figures) in contenders.iter().zip(figures) {
         let Figures { cpu_us, per_second, p99_ms, steady_p99_ms } = figures;
         let name = contender.name();
         let [cpu, rate, p99, steady] = [cpu_us, per_second, p99_ms, steady_p99_ms].map(median);
         println!("{name:<22} {cpu:>16.2} {rate:>12.0} {p99:>10.2} {steady:>18.2}");
-        for (what, value) in [("server us a check", cpu), ("checks/s", rate), ("p99 ms", p99), ("p99 ms at 10,000/s", steady)] {
+        for (what, value) in
+            [("server us a check", cpu), ("checks/s", rate), ("p99 ms", p99), ("p99 ms at 10,000/s", steady)]
+        {
             report.figure(&format!("{name}, {what}"), value);
         }
         match contender {
@@ -204,11 +224,15 @@ fn judge(contenders: &[Contender], figures: Vec<Figures>, options: &Options) -> 
         let name = contender.name();
         let ratio = report.number(&format!("server time, tollgate / {name}"));
         match (contender, ratio) {
-            (Contender::Axum, Some(ratio)) => report.bar("server time, times bare axum's", ratio, ratio <= 1.15, "<= 1.15"),
+            (Contender::Axum, Some(ratio)) => {
+                report.bar("server time, times bare axum's", ratio, ratio <= 1.15, "<= 1.15")
+            }
             (Contender::Throttlecrab, Some(ratio)) => {
                 report.bar("server time, times throttlecrab's", ratio, ratio <= 0.85, "<= 0.85");
             }
-            (Contender::Nginx, Some(ratio)) => println!("         server time, times nginx's: {ratio:.2} (the one to reach)"),
+            (Contender::Nginx, Some(ratio)) => {
+                println!("         server time, times nginx's: {ratio:.2} (the one to reach)")
+            }
             (_, None) | (Contender::Tollgate, Some(_)) => {}
         }
     }
@@ -237,15 +261,19 @@ async fn same_bytes() -> (HeaderMap, &'static str) {
     let mut headers = HeaderMap::with_capacity(12);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    for (name, value) in [
-        ("x-ratelimit-limit", "100"),
-        ("x-ratelimit-remaining", "99"),
-        ("x-ratelimit-reset", "1794779374"),
-        ("ratelimit", "\"token_bucket\";r=99;t=1"),
-        ("ratelimit-policy", "\"token_bucket\";q=100;w=10"),
-        ("x-tollgate-basis", "exact"),
-    ] {
-        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    const FIELDS: [(HeaderName, HeaderValue); 6] = [
+        (HeaderName::from_static("x-ratelimit-limit"), HeaderValue::from_static("100")),
+        (HeaderName::from_static("x-ratelimit-remaining"), HeaderValue::from_static("99")),
+        (HeaderName::from_static("x-ratelimit-reset"), HeaderValue::from_static("1794779374")),
+        (HeaderName::from_static("ratelimit"), HeaderValue::from_static("\"token_bucket\";r=99;t=1")),
+        (
+            HeaderName::from_static("ratelimit-policy"),
+            HeaderValue::from_static("\"token_bucket\";q=100;w=10"),
+        ),
+        (HeaderName::from_static("x-tollgate-basis"), HeaderValue::from_static("exact")),
+    ];
+    for (name, value) in FIELDS {
+        headers.insert(name, value);
     }
     (
         headers,

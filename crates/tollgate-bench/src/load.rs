@@ -46,7 +46,13 @@ pub(crate) enum Pace {
 }
 
 /// Runs a load on this thread.
-pub(crate) fn run(server: SocketAddr, requests: &Requests, connections: u64, duration: Duration, pace: Pace) -> Result<Seen> {
+pub(crate) fn run(
+    server: SocketAddr,
+    requests: &Requests,
+    connections: u64,
+    duration: Duration,
+    pace: Pace,
+) -> Result<Seen> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
     let start = Instant::now();
@@ -54,7 +60,9 @@ pub(crate) fn run(server: SocketAddr, requests: &Requests, connections: u64, dur
     let tasks: Vec<_> = (0..connections)
         .map(|number| {
             let requests = std::rc::Rc::clone(&requests);
-            local.spawn_local(async move { connection(server, &requests, number, connections, start, duration, pace).await })
+            local.spawn_local(async move {
+                connection(server, &requests, number, connections, start, duration, pace).await
+            })
         })
         .collect();
     let mut seen = Seen { requests: 0, failures: 0, took: Duration::ZERO, latency: Histogram::new(3)? };

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tollgate::Clock;
 
 use crate::app::{App, stop_on_signal};
@@ -83,7 +83,9 @@ impl Cli {
         match self.command {
             None => self.serve.run(),
             Some(Command::Serve(serve)) => serve.run(),
-            Some(Command::Check(check)) => Runtime::new()?.block_on(check.run()),
+            Some(Command::Check(check)) => {
+                Builder::new_current_thread().enable_all().build()?.block_on(check.run())
+            }
             Some(Command::Config(ConfigCommand::Check { file })) => {
                 config::load(Some(&file), std::iter::empty(), Flags::new())?;
                 print(&format!("{}: no mistakes\n", file.display()))
@@ -112,7 +114,7 @@ impl Serve {
     fn run(self) -> Result<ExitCode> {
         let file = config::named_file(self.config.clone());
         let config = config::load(file.as_deref(), std::env::vars(), self.flags())?;
-        Runtime::new()?.block_on(serve(config))
+        runtime()?.block_on(serve(config))
     }
 
     fn flags(self) -> Flags {
@@ -120,6 +122,13 @@ impl Serve {
         let store = self.store.map(|value| ("store", "--store", value));
         listen.into_iter().chain(store).collect()
     }
+}
+
+/// A thread for each core that the process may use; on a single one, no thread beside this one.
+fn runtime() -> Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = if cores == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    Ok(builder.enable_all().build()?)
 }
 
 async fn serve(config: Config) -> Result<ExitCode> {

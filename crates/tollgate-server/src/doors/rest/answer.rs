@@ -1,7 +1,7 @@
 //! What a caller gets back: the body, field for field, and the headers.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, InvalidHeaderValue, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
@@ -22,6 +22,13 @@ pub(super) struct CheckAnswer<'a> {
     basis: &'static str,
     delay_millis: u64,
 }
+
+const X_RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// On what ground it was decided. A memory engine always knows the whole state.
 const BASIS: &str = "exact";
@@ -61,7 +68,7 @@ pub(super) fn check_response(
     let mut response = json_response(body);
     let headers = response.headers_mut();
     standing_headers(headers, limiter, decision);
-    headers.insert(HeaderName::from_static("x-tollgate-basis"), HeaderValue::from_static(BASIS));
+    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(BASIS));
     if !decision.is_admitted() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
@@ -123,23 +130,18 @@ pub(super) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
 
 /// The de-facto `X-RateLimit-*` fields and the IETF draft's `RateLimit` and `RateLimit-Policy`.
 fn standing_headers(headers: &mut HeaderMap, limiter: &MemoryLimiter, decision: &Decision) {
-    let mut number =
-        |name, value: u64| headers.insert(HeaderName::from_static(name), HeaderValue::from(value));
-    number("x-ratelimit-limit", decision.limit);
-    number("x-ratelimit-remaining", decision.remaining);
-    number("x-ratelimit-reset", decision.at.after(decision.reset).as_secs_ceil());
+    headers.insert(X_RATELIMIT_LIMIT, HeaderValue::from(decision.limit));
+    headers.insert(X_RATELIMIT_REMAINING, HeaderValue::from(decision.remaining));
+    headers.insert(X_RATELIMIT_RESET, HeaderValue::from(decision.at.after(decision.reset).as_secs_ceil()));
     let name = limiter.limit().algorithm().as_lowercase();
     let window = limiter.limit().horizon();
-    let mut text = |name, value: String| {
-        if let Ok(value) = HeaderValue::try_from(value) {
-            headers.insert(HeaderName::from_static(name), value);
+    let standing = item(name, [("r", decision.remaining), ("t", effective_window(decision).as_secs_ceil())]);
+    let policy = item(name, [("q", decision.limit), ("w", window.as_secs_ceil())]);
+    for (field, value) in [(RATELIMIT, standing), (RATELIMIT_POLICY, policy)] {
+        if let Ok(value) = value {
+            headers.insert(field, value);
         }
-    };
-    text("ratelimit", rate_limit(name, decision.remaining, effective_window(decision)));
-    text(
-        "ratelimit-policy",
-        format!("\"{name}\";q={};w={}", sf_integer(decision.limit), sf_integer(window.as_secs_ceil())),
-    );
+    }
 }
 
 /// Until the asked permits fit, for who was denied; until the standing changes for the better, for the others.
@@ -147,11 +149,17 @@ fn effective_window(decision: &Decision) -> Micros {
     if decision.is_admitted() { decision.reset } else { decision.outcome.retry() }
 }
 
-fn rate_limit(name: &str, remaining: u64, window: Micros) -> String {
-    format!("\"{name}\";r={};t={}", sf_integer(remaining), sf_integer(window.as_secs_ceil()))
-}
-
-/// Structured fields know integers of at most fifteen digits.
-fn sf_integer(number: u64) -> u64 {
-    number.min(999_999_999_999_999)
+/// A structured field: a string with two integers, each of at most fifteen digits.
+fn item(name: &str, parameters: [(&str, u64); 2]) -> Result<HeaderValue, InvalidHeaderValue> {
+    let mut value = Vec::with_capacity(64);
+    value.push(b'"');
+    value.extend_from_slice(name.as_bytes());
+    value.push(b'"');
+    for (parameter, number) in parameters {
+        value.push(b';');
+        value.extend_from_slice(parameter.as_bytes());
+        value.push(b'=');
+        value.extend_from_slice(itoa::Buffer::new().format(number.min(999_999_999_999_999)).as_bytes());
+    }
+    HeaderValue::from_maybe_shared(Bytes::from(value))
 }
