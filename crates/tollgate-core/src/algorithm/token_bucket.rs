@@ -123,7 +123,8 @@ impl Algorithm for TokenBucket {
         BucketState { level: self.full, at: self.ticks(now) }
     }
 
-    #[inline]
+    // Always: called from few places, each of them the hot one.
+    #[inline(always)]
     fn decide(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
         if ask.cost > self.capacity() {
             return Outcome::Impossible;

@@ -46,7 +46,7 @@ impl std::fmt::Debug for MemoryEngine {
     }
 }
 
-pub(super) struct Table {
+struct Table {
     shards: Box<[Padded]>,
     /// The limits that states refer to by number, so that a state tells what it is without its limiter. Read only with a
     /// shard locked, never the other way round.
@@ -216,11 +216,26 @@ impl MemoryLimiter {
         }
     }
 
+    /// Takes `permits`, now or not at all, and says only whether: what is left is not worked out. The shortest way for
+    /// callers that have no use for it.
+    #[inline]
+    pub fn take(&self, key: &str, permits: u64) -> Outcome {
+        let ask = Ask::of(permits);
+        match &self.limit {
+            Limit::TokenBucket(it) => self.settle(it, key, ask),
+            Limit::IntervalBucket(it) => self.settle(it, key, ask),
+            Limit::LeakyBucket(it) => self.settle(it, key, ask),
+            Limit::FixedWindow(it) => self.settle(it, key, ask),
+            Limit::SlidingLog(it) => self.settle(it, key, ask),
+            Limit::SlidingCounter(it) => self.settle(it, key, ask),
+        }
+    }
+
     /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
     pub fn peek(&self, key: &str, ask: Ask) -> Decision {
-        let hash = self.hash(key);
+        let (hash, now) = self.begin(key);
         let shard = self.table.shard(hash).lock();
-        let look = Look { ask, now: self.table.clock.now(), id: self.id, hash };
+        let look = Look { ask, now, id: self.id, hash };
         let (outcome, standing) = match &self.limit {
             Limit::TokenBucket(it) => look.at(it, &shard),
             Limit::IntervalBucket(it) => look.at(it, &shard),
@@ -266,10 +281,26 @@ impl MemoryLimiter {
     }
 
     #[inline]
-    fn decide<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Decision {
-        let hash = self.hash(key);
+    fn settle<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Outcome {
+        let (hash, now) = self.begin(key);
         let mut shard = self.table.shard(hash).lock();
-        let (now, (outcome, snapshot)) = shard.update(hash, self.id, algorithm, &self.table, |state, now| {
+        shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| {
+            algorithm.decide(state, now, ask)
+        })
+    }
+
+    /// What a request needs before its shard. The time is read here, after the key and before the lock: reading it makes
+    /// the processor wait for what it has begun, as the lock does, and should not do so with a slot on its way.
+    #[inline]
+    fn begin(&self, key: &str) -> (Hash, Timestamp) {
+        (self.hash(key), self.table.clock.now())
+    }
+
+    #[inline]
+    fn decide<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Decision {
+        let (hash, now) = self.begin(key);
+        let mut shard = self.table.shard(hash).lock();
+        let (outcome, snapshot) = shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| {
             let outcome = algorithm.decide(state, now, ask);
             (outcome, algorithm.snapshot(state, now))
         });
@@ -299,9 +330,9 @@ impl MemoryLimiter {
     }
 
     fn apply<A: Cell>(&self, algorithm: &A, key: &str, change: Change) {
-        let hash = self.hash(key);
+        let (hash, now) = self.begin(key);
         let mut shard = self.table.shard(hash).lock();
-        shard.update(hash, self.id, algorithm, &self.table, |state, now| match change {
+        shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| match change {
             Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
             Change::Charge { permits } => algorithm.charge(state, now, permits),
         });

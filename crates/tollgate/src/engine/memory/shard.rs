@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use tollgate_core::{Limit, Timestamp};
 
 use super::cell::{Bits, Cell, Heap, STATE_BITS, full_at, used_share};
-use super::{LimitId, Limits, Table};
+use super::{LimitId, Limits};
 
 /// Slots of a shard, at most. A walk over all of them takes some tens of microseconds, the longest that anyone waits.
 const SLOTS_MAX: usize = 4_096;
@@ -206,35 +206,31 @@ impl Shard {
     }
 
     /// Runs `change` on the state of a key, or on a fresh one, which is kept if it is not as good as new afterwards.
-    ///
-    /// The time is read after the slot is found, while it is still on its way from memory; so the times that a key sees
-    /// are in the order in which it sees them.
     #[inline]
     pub(super) fn update<A: Cell, R>(
         &mut self,
         hash: Hash,
         id: LimitId,
         algorithm: &A,
-        table: &Table,
-        change: impl FnOnce(&mut A::State, Timestamp) -> R,
-    ) -> (Timestamp, R) {
-        let found = self.find(hash);
-        let now = table.clock.now();
-        if let Some(at) = found {
+        now: Timestamp,
+        limits: &RwLock<Limits>,
+        change: impl FnOnce(&mut A::State) -> R,
+    ) -> R {
+        if let Some(at) = self.find(hash) {
             let slot = self.slots.get(at);
             let mut bits = slot.word ^ word(id, 0);
             if bits >> STATE_BITS == 0 {
-                let result = algorithm.update(&mut bits, &mut self.heap, |state| change(state, now));
+                let result = algorithm.update(&mut bits, &mut self.heap, change);
                 self.slots.set(at, Slot { hash, word: word(id, bits) });
-                return (now, result);
+                return result;
             }
         }
         let mut state = algorithm.fresh(now);
-        let result = change(&mut state, now);
+        let result = change(&mut state);
         if algorithm.full_at(&state) > now {
-            self.insert(hash, id, algorithm, state, now, &table.limits);
+            self.insert(hash, id, algorithm, state, now, limits);
         }
-        (now, result)
+        result
     }
 
     /// Forgets a key.
