@@ -12,6 +12,7 @@ pub(crate) enum Program {
     Curl,
     Nginx,
     Protoc,
+    Valgrind,
 }
 
 impl Program {
@@ -21,6 +22,7 @@ impl Program {
             Self::Curl => "curl",
             Self::Nginx => "nginx",
             Self::Protoc => "protoc",
+            Self::Valgrind => "valgrind",
         }
     }
 
@@ -31,6 +33,7 @@ impl Program {
             Self::Curl => ["curl", "curl", "curl"],
             Self::Nginx => ["nginx-light", "nginx", "nginx"],
             Self::Protoc => ["protobuf-compiler", "protobuf-compiler", "protobuf"],
+            Self::Valgrind => ["valgrind", "valgrind", "valgrind"],
         }
     }
 

@@ -60,6 +60,9 @@ fn test(long: bool) -> Result<()> {
 fn bench(name: &str, options: &[String]) -> Result<()> {
     let mut run = cargo(&["run", "--release", "--package", "tollgate-bench", "--", name]);
     run.args(options);
+    if name == "engine" {
+        install::programs(&[Program::Valgrind])?;
+    }
     if name == "http" {
         install::programs(&[Program::Nginx, Program::Protoc])?;
         run.env("THROTTLECRAB_SERVER", install::peer(Peer::ThrottlecrabServer, &root()?)?);

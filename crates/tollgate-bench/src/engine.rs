@@ -17,6 +17,7 @@ use tollgate::{
     Rate, SlidingCounter, TokenBucket,
 };
 
+use crate::growth;
 use crate::keys::{Popularity, keys, sequence};
 use crate::report::{Options, Report, median};
 
@@ -180,6 +181,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.only.is_empty() {
         memory(&mut report)?;
+        growth::run(options.quick, &mut report)?;
     }
     report.finish(options)
 }

@@ -1,6 +1,7 @@
 //! Benchmarks of Tollgate beside its peers, in one run: `cargo xtask bench NAME`.
 
 mod engine;
+mod growth;
 mod http;
 mod keys;
 mod load;
@@ -31,6 +32,9 @@ enum Bench {
     /// For `engine`: fills one contender with keys, in a process of its own, and prints what the memory has grown by.
     #[command(hide = true)]
     Fill(engine::Fill),
+    /// For `engine`: makes checks on many keys, for cachegrind to watch.
+    #[command(hide = true)]
+    Touch(growth::Touch),
 }
 
 fn main() -> Result<()> {
@@ -39,5 +43,6 @@ fn main() -> Result<()> {
         Bench::Http(options) => http::run(&options),
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
+        Bench::Touch(touch) => touch.run(),
     }
 }
