@@ -16,8 +16,7 @@ use tollgate::{Rate, parse_duration};
 #[schemars(title = "Tollgate")]
 pub(super) struct ConfigFile {
     /// Where the API listens.
-    #[schemars(with = "String")]
-    pub listen: SocketAddr,
+    pub listen: ListenText,
     /// Where the state of all keys is kept: `memory`.
     pub store: String,
     pub admin: Admin,
@@ -31,7 +30,7 @@ pub(super) struct ConfigFile {
 impl Default for ConfigFile {
     fn default() -> Self {
         Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            listen: ListenText(SocketAddr::from(([127, 0, 0, 1], 8080))),
             store: "memory".to_owned(),
             admin: Admin::default(),
             memory: Memory::default(),
@@ -48,13 +47,12 @@ impl Default for ConfigFile {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Admin {
     /// A loopback address.
-    #[schemars(with = "String")]
-    pub listen: SocketAddr,
+    pub listen: ListenText,
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8090)) }
+        Self { listen: ListenText(SocketAddr::from(([127, 0, 0, 1], 8090))) }
     }
 }
 
@@ -80,8 +78,7 @@ pub(super) struct Api {
     /// A file with one token a line. Beyond loopback, callers that show one (`Authorization: Bearer ...`) may name keys.
     pub token_file: Option<PathBuf>,
     /// Networks whose callers need no token.
-    #[schemars(with = "Vec<String>")]
-    pub trusted_callers: Vec<IpNet>,
+    pub trusted_callers: Vec<NetworkText>,
 }
 
 /// The limit of each algorithm.
@@ -175,8 +172,7 @@ pub(super) struct Address {
     /// The one header that is read, from trusted proxies only. None by default: the address of the connection counts.
     pub header: Option<AddressHeader>,
     /// Networks of the proxies that are believed.
-    #[schemars(with = "Vec<String>")]
-    pub trusted_proxies: Vec<IpNet>,
+    pub trusted_proxies: Vec<NetworkText>,
     /// How many bits of an IPv6 address are one client.
     pub ipv6_prefix: u8,
 }
@@ -268,11 +264,19 @@ pub(super) struct RateText(pub Rate);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DurationText(pub Duration);
 
+/// An address to listen on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListenText(pub SocketAddr);
+
+/// A network such as `10.0.0.0/8`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NetworkText(pub IpNet);
+
 impl FromStr for RateText {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|why: tollgate::RateError| format!("{why}, not \"{text}\""))
+        text.parse().map(Self).map_err(|why: tollgate::RateError| format!("{why}, not {text}"))
     }
 }
 
@@ -281,14 +285,26 @@ impl FromStr for DurationText {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let micros = parse_duration(text)
-            .ok_or_else(|| format!("expected a duration such as 500ms, 10s or 1m30s, not \"{text}\""))?;
+            .ok_or_else(|| format!("expected a duration such as 500ms, 10s or 1m30s, not {text}"))?;
         Ok(Self(micros.into()))
     }
 }
 
-impl std::fmt::Display for RateText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
+impl FromStr for ListenText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map(Self)
+            .map_err(|_| format!("expected ADDRESS:PORT such as 127.0.0.1:8080, not {text}"))
+    }
+}
+
+impl FromStr for NetworkText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("expected a network such as 10.0.0.0/8, not {text}"))
     }
 }
 
@@ -298,12 +314,29 @@ impl std::fmt::Display for DurationText {
     }
 }
 
+macro_rules! display_as_inner {
+    ($($type:ident),*) => {
+        $(impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        })*
+    };
+}
+
+display_as_inner!(RateText, ListenText, NetworkText);
+
 /// Texts that are parsed once, at the door.
 macro_rules! text {
     ($type:ident, $name:literal, $pattern:literal, $description:literal) => {
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+                // A number is no text, but is answered with what is expected, not with how it was read.
+                let text = match serde_json::Value::deserialize(deserializer)? {
+                    serde_json::Value::String(text) => text,
+                    other => other.to_string(),
+                };
+                text.parse().map_err(de::Error::custom)
             }
         }
 
@@ -332,6 +365,14 @@ text!(
     "Permits per period: 10/s, 100/min, 5/1m30s"
 );
 text!(DurationText, "Duration", r"^([0-9]+(d|h|m|s|ms|us))+$", "Largest unit first: 500ms, 10s, 1m30s");
+
+text!(ListenText, "Listen", r"^.+:[0-9]+$", "Address and port: 127.0.0.1:8080, [::1]:8080");
+text!(
+    NetworkText,
+    "Network",
+    r"^[0-9a-fA-F.:]+/[0-9]+$",
+    "An address and the length of its prefix: 10.0.0.0/8, fd00::/8"
+);
 
 /// The JSON Schema of the file.
 pub fn schema() -> serde_json::Value {

@@ -31,12 +31,17 @@ impl Layers {
         self.value = tree.value.clone();
         self.tree = tree;
         for (position, why) in mistakes {
-            self.errors.push(ConfigError { place: self.at(position), field: String::new(), why });
+            self.errors.push(ConfigError {
+                place: name.to_owned(),
+                position: Some(position),
+                field: String::new(),
+                why,
+            });
         }
         if !matches!(self.value, Value::Null | Value::Object(_)) {
-            let place = format!("{name}:1:1");
             self.errors.push(ConfigError {
-                place,
+                place: name.to_owned(),
+                position: Some(Position { line: 1, column: 1 }),
                 field: String::new(),
                 why: "expected fields, such as `listen: 127.0.0.1:8080`".into(),
             });
@@ -70,7 +75,7 @@ impl Layers {
     }
 
     /// The fields, and every mistake in them: what is wrong is noted, taken out, and the rest is read again.
-    pub(super) fn read(&self) -> (ConfigFile, Vec<ConfigError>) {
+    pub(super) fn read(&self) -> (ConfigFile, Vec<ConfigError>, Removed) {
         let mut errors = self.errors.clone();
         let mut value = match &self.value {
             Value::Null => Value::Object(Map::new()),
@@ -79,11 +84,13 @@ impl Layers {
         let mut removed = Removed::default();
         while errors.len() < ERRORS_MAX {
             let error = match serde_path_to_error::deserialize::<_, ConfigFile>(&value) {
-                Ok(file) => return (file, errors),
+                Ok(file) => return (file, errors, removed),
                 Err(error) => error,
             };
             let path: Vec<String> = error.path().iter().filter_map(segment).collect();
-            let why = error.inner().to_string();
+            let why = ["u64", "usize", "u32", "u8"].iter().fold(error.inner().to_string(), |why, number| {
+                why.replace(&format!("expected {number}"), "expected a whole number")
+            });
             let (path, why) = match unknown_field(&why) {
                 // The path may end before the name that is unknown.
                 Some((name, expected)) => {
@@ -100,35 +107,28 @@ impl Layers {
                 break;
             }
         }
-        (ConfigFile::default(), errors)
+        (ConfigFile::default(), errors, removed)
     }
 
-    /// A mistake in the meaning of a field.
-    pub(super) fn error(&self, field: &str, why: String) -> ConfigError {
+    /// A mistake in the meaning of a field, by its path in what was read.
+    pub(super) fn error(&self, field: &str, removed: &Removed, why: String) -> ConfigError {
         let path: Vec<String> = field.split('.').map(str::to_owned).collect();
-        self.error_at(&path, why)
+        self.error_at(&removed.written(&path), why)
     }
 
     fn error_at(&self, path: &[String], why: String) -> ConfigError {
-        ConfigError { place: self.place(path), field: path.join("."), why }
-    }
-
-    /// Where a field was set, or the nearest field around it.
-    fn place(&self, path: &[String]) -> String {
+        let field = path.join(".");
+        // Where the field was set, or the nearest field around it.
         for length in (0..=path.len()).rev() {
             let path = &path[..length];
             if let Some(by) = self.set_by.get(path) {
-                return by.clone();
+                return ConfigError { place: by.clone(), position: None, field, why };
             }
             if let Some(position) = self.tree.names.get(path).or_else(|| self.tree.values.get(path)) {
-                return self.at(*position);
+                return ConfigError { place: self.file_name.clone(), position: Some(*position), field, why };
             }
         }
-        if self.file_name.is_empty() { "default".to_owned() } else { self.file_name.clone() }
-    }
-
-    fn at(&self, position: Position) -> String {
-        format!("{}:{}:{}", self.file_name, position.line, position.column)
+        ConfigError { place: self.file_name.clone(), position: None, field, why }
     }
 }
 
@@ -163,7 +163,7 @@ fn insert(value: &mut Value, path: &[String], leaf: Value) {
 
 /// Items that were taken out of lists: the ones behind them have moved up, but not in the file.
 #[derive(Default)]
-struct Removed(HashMap<Vec<String>, Vec<usize>>);
+pub(super) struct Removed(HashMap<Vec<String>, Vec<usize>>);
 
 impl Removed {
     /// Takes a part out, so that its default stands in for it. False if there is none.

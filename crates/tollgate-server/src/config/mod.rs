@@ -20,8 +20,9 @@ use tollgate::{
 };
 
 pub use self::file::{AddressHeader, LogFormat, schema};
-use self::file::{ConfigFile, Defaults, Refill};
+use self::file::{ConfigFile, Defaults, NetworkText, Refill};
 use self::layers::Layers;
+pub use self::tree::Position;
 
 /// Everything the service is built from.
 #[derive(Clone, Debug)]
@@ -83,8 +84,10 @@ pub struct ConfigErrors(pub Vec<ConfigError>);
 /// One mistake.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigError {
-    /// `tollgate.yaml:3:12`, `TOLLGATE_LISTEN`, `--listen`.
+    /// `tollgate.yaml`, `TOLLGATE_LISTEN`, `--listen`.
     pub place: String,
+    /// Where in the file.
+    pub position: Option<Position>,
     /// `memory.max_keys`; empty for the whole file.
     pub field: String,
     /// What is wrong, and what is accepted.
@@ -93,10 +96,14 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.field.as_str() {
-            "" => write!(f, "{}: {}", self.place, self.why),
-            field => write!(f, "{}: {field}: {}", self.place, self.why),
+        f.write_str(&self.place)?;
+        if let Some(Position { line, column }) = self.position {
+            write!(f, ":{line}:{column}")?;
         }
+        if !self.field.is_empty() {
+            write!(f, ": {}", self.field)?;
+        }
+        write!(f, ": {}", self.why)
     }
 }
 
@@ -123,6 +130,7 @@ pub fn load(
         let text = std::fs::read_to_string(path).map_err(|why| {
             ConfigErrors(vec![ConfigError {
                 place: path.display().to_string(),
+                position: None,
                 field: String::new(),
                 why: format!("cannot be read: {why}"),
             }])
@@ -133,8 +141,9 @@ pub fn load(
     for (field, flag, value) in flags {
         layers.set(field, flag, &value);
     }
-    let (file, mut errors) = layers.read();
-    let config = validate(&file, &mut |field, why| errors.push(layers.error(field, why)));
+    let (file, mut errors, removed) = layers.read();
+    let config = validate(&file, &mut |field, why| errors.push(layers.error(field, &removed, why)));
+    errors.sort_by_key(|error| error.position);
     if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
 }
 
@@ -146,13 +155,13 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
     if file.memory.max_keys == 0 {
         report("memory.max_keys", "at least 1".to_owned());
     }
-    if !file.admin.listen.ip().is_loopback() {
+    if !file.admin.listen.0.ip().is_loopback() {
         report("admin.listen", "must be a loopback address: the actuator has no authentication".to_owned());
     }
-    for (index, net) in file.client_address.trusted_proxies.iter().enumerate() {
+    for (index, net) in networks(&file.client_address.trusted_proxies).iter().enumerate() {
         check_network(net, |why| report(&format!("client_address.trusted_proxies.{index}"), why));
     }
-    for (index, net) in file.api.trusted_callers.iter().enumerate() {
+    for (index, net) in networks(&file.api.trusted_callers).iter().enumerate() {
         check_network(net, |why| report(&format!("api.trusted_callers.{index}"), why));
     }
     if file.client_address.header.is_some() && file.client_address.trusted_proxies.is_empty() {
@@ -195,15 +204,15 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         None => Vec::new(),
     };
     Config {
-        listen: file.listen,
-        admin_listen: file.admin.listen,
+        listen: file.listen.0,
+        admin_listen: file.admin.listen.0,
         memory: MemoryConfig { max_keys: usize::try_from(file.memory.max_keys).unwrap_or(usize::MAX) },
         limits: limits(&file.api.defaults, report),
         token_digests,
-        trusted_callers: file.api.trusted_callers.clone(),
+        trusted_callers: networks(&file.api.trusted_callers),
         client_address: ClientAddress {
             header: file.client_address.header,
-            trusted_proxies: file.client_address.trusted_proxies.clone(),
+            trusted_proxies: networks(&file.client_address.trusted_proxies),
             ipv6_prefix: file.client_address.ipv6_prefix,
         },
         server: Serving {
@@ -228,6 +237,10 @@ fn redact(store: &str) -> String {
         }
         None => store.to_owned(),
     }
+}
+
+fn networks(texts: &[NetworkText]) -> Vec<IpNet> {
+    texts.iter().map(|network| network.0).collect()
 }
 
 /// Networks that would believe everybody, or that do not say what they seem to.

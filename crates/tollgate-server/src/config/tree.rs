@@ -6,9 +6,11 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Value};
 
 /// Line and column, both from 1.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Position {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Position {
+    /// The line.
     pub line: usize,
+    /// The column, in characters.
     pub column: usize,
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Incoming};
-use tollgate::{AlgorithmName, Decision, MemoryLimiter};
+use tollgate::{AlgorithmName, Ask, Decision, MemoryLimiter};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, batch_items, from_json, from_query};
@@ -111,24 +111,23 @@ impl Rest {
     }
 
     fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
-        self.authorize(request, peer)?;
-        let asked = from_query(request)?;
-        asked.only(&["algorithm", "key"])?;
-        let key = self.key_of(request, peer, &asked);
-        let limiter = self.limiter(&asked)?;
-        let standing = limiter.peek(&key, tollgate::Ask::of(0));
-        Ok(remaining_response(&key, limiter, &standing))
+        let (key, limiter) = self.named(request, peer)?;
+        Ok(remaining_response(&key, limiter, &limiter.peek(&key, Ask::of(0))))
     }
 
     fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
-        self.authorize(request, peer)?;
-        let asked = from_query(request)?;
-        asked.only(&["algorithm", "key"])?;
-        let key = self.key_of(request, peer, &asked);
-        let limiter = self.limiter(&asked)?;
+        let (key, limiter) = self.named(request, peer)?;
         limiter.reset(&key);
         tracing::info!(%key, algorithm = %limiter.limit().algorithm(), "limit reset");
         Ok(reset_response(&key, limiter))
+    }
+
+    /// The key and the limiter that are named by a caller who may name them.
+    fn named(&self, request: &Request<Incoming>, peer: IpAddr) -> Result<(String, &MemoryLimiter), Problem> {
+        self.authorize(request, peer)?;
+        let asked = from_query(request)?;
+        asked.only(&["algorithm", "key"])?;
+        Ok((self.key_of(request, peer, &asked).into_owned(), self.limiter(&asked)?))
     }
 
     fn authorize<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Problem> {
