@@ -36,11 +36,6 @@ impl Report {
         self.figures.insert(name.to_owned(), value.into());
     }
 
-    /// A raw figure that was kept.
-    pub(crate) fn number(&self, name: &str) -> Option<f64> {
-        self.figures.get(name)?.as_f64()
-    }
-
     /// Prints a figure beside its bar.
     pub(crate) fn bar(&mut self, name: &str, value: f64, holds: bool, bar: &str) {
         println!("  {} {name}: {value:.2} (bar: {bar})", if holds { "ok    " } else { "MISSED" });

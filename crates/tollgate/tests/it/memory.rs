@@ -267,6 +267,17 @@ fn scopes_do_not_share_keys_and_limiters_of_a_scope_do() {
     let [one, same, other] = ["a", "a", "b"].map(|scope| engine.limiter(scope, limit).unwrap());
     one.try_acquire("user:1", 7);
     assert_eq!([one.remaining("user:1"), same.remaining("user:1"), other.remaining("user:1")], [3, 3, 10]);
+    let tighter = Limit::TokenBucket(TokenBucket::new(2, Rate::per_second(1)).unwrap());
+    let tighter = engine.limiter("a", tighter).unwrap();
+    for _ in 0..3 {
+        one.try_acquire("user:1", 1);
+        tighter.try_acquire("user:1", 1);
+    }
+    assert_eq!(
+        [one.remaining("user:1"), tighter.remaining("user:1")],
+        [0, 0],
+        "neither forgets for the other"
+    );
 }
 
 #[tokio::test]

@@ -130,10 +130,11 @@ impl MemoryEngine {
         Self(Arc::new(Table { shards, limits: RwLock::default(), secret: Secret::random(), clock }))
     }
 
-    /// A limiter for the keys of `scope`. Limiters of one scope share their keys.
+    /// A limiter for the keys of `scope`. Limiters of the same scope and limit share their states; another limit of the
+    /// same scope has states of its own.
     pub fn limiter(&self, scope: &str, limit: Limit) -> Result<MemoryLimiter, TooManyLimits> {
         let id = self.0.limits.write().intern(limit)?;
-        let scope = self.0.secret.hash(scope);
+        let scope = self.0.secret.hash(&format!("{id} {scope}"));
         Ok(MemoryLimiter { table: Arc::clone(&self.0), limit, id, scope })
     }
 
