@@ -103,15 +103,20 @@ impl TokenBucket {
     /// The state as it is at `now`: refilled, or held if the clock stepped back.
     #[inline]
     pub(super) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
+        self.refill(self.redate(state, now), now)
+    }
+
+    /// [`TokenBucket::settle`], for a state that is not dated too far ahead.
+    #[inline]
+    const fn refill(&self, state: BucketState, now: Timestamp) -> BucketState {
         let tick = self.ticks(now);
-        let BucketState { level, at } = self.redate(state, now);
-        if tick <= at {
-            return BucketState { level, at };
+        if tick <= state.at {
+            return state;
         }
         // Saturation only says "long enough": levels are below 2^53.
-        let flowed = (tick - at).saturating_mul(self.flow() as i64);
-        let missing = self.full - level;
-        BucketState { level: if flowed >= missing { self.full } else { level + flowed }, at: tick }
+        let flowed = (tick - state.at).saturating_mul(self.flow() as i64);
+        let missing = self.full - state.level;
+        BucketState { level: if flowed >= missing { self.full } else { state.level + flowed }, at: tick }
     }
 }
 
@@ -132,8 +137,10 @@ impl Algorithm for TokenBucket {
         if ask.cost == 0 {
             return Outcome::NOW;
         }
-        *state = self.redate(*state, now);
-        let BucketState { level, at } = self.settle(*state, now);
+        if state.at - self.ticks(now) > self.fill_ticks {
+            *state = self.redate(*state, now);
+        }
+        let BucketState { level, at } = self.refill(*state, now);
         let cost = self.units(ask.cost);
         if cost <= level {
             *state = BucketState { level: level - cost, at };

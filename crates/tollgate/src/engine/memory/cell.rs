@@ -1,4 +1,4 @@
-//! How a state is held in the 112 bits that a slot has for it, and beside the table where they are too few.
+//! How a state is held in the 117 bits that a slot has for it, and beside the table where they are too few.
 
 use smallvec::smallvec;
 use tollgate_core::algorithm::{
@@ -7,15 +7,15 @@ use tollgate_core::algorithm::{
 };
 use tollgate_core::{Limit, Standing, Timestamp};
 
-/// 112 bits of state. What the bits mean is known to the algorithm of the slot's limit.
+/// A word of amounts, and above it 53 bits of time. What the amounts mean is known to the algorithm of the slot's limit.
 pub(super) type Bits = u128;
 
 /// Bits that a slot has for a state.
-pub(super) const STATE_BITS: u32 = 112;
+pub(super) const STATE_BITS: u32 = 64 + TIME_BITS;
 /// Bits of a time or a window number: [`Timestamp::MAX`] has as many.
 const TIME_BITS: u32 = 53;
 /// Set where the other bits are an index into [`Heap`].
-const IN_HEAP: Bits = 1 << (STATE_BITS - 1);
+const IN_HEAP: Bits = 1 << 63;
 
 /// An algorithm whose states can be held by a slot.
 pub(super) trait Cell: Algorithm {
@@ -115,15 +115,12 @@ impl Heap {
 /// A signed amount and a time, side by side.
 #[inline]
 const fn pack(amount: i64, time: i64) -> Bits {
-    const AMOUNT: Bits = (1 << (STATE_BITS - TIME_BITS)) - 1;
-    ((amount as Bits & AMOUNT) << TIME_BITS) | time as Bits
+    (time as Bits) << 64 | amount as u64 as Bits
 }
 
 #[inline]
 const fn unpack(bits: Bits) -> (i64, i64) {
-    const UNUSED: u32 = u128::BITS - STATE_BITS;
-    let amount = ((bits << UNUSED) as i128 >> (UNUSED + TIME_BITS)) as i64;
-    (amount, (bits & ((1 << TIME_BITS) - 1)) as i64)
+    (bits as i64, (bits >> 64) as i64)
 }
 
 /// What the states of two numbers have in common.
@@ -209,8 +206,9 @@ impl Cell for SlidingLog {
     }
 }
 
-/// Bits of a count that is held in a slot. Larger ones go beside the table.
-const COUNT_BITS: u32 = 29;
+/// Bits of a count that is held in a slot: two of them, each below a bit that is not theirs. Larger ones go beside the
+/// table.
+const COUNT_BITS: u32 = 31;
 
 impl Cell for SlidingCounter {
     type Snapshot = Standing;
@@ -275,21 +273,15 @@ fn pack_counter(limit: &SlidingCounter, state: &CounterState) -> Option<Bits> {
         }
     }
     let fits = counts.iter().all(|count| *count >> COUNT_BITS == 0);
-    fits.then(|| {
-        (counts[0] as Bits) << (COUNT_BITS + TIME_BITS)
-            | (counts[1] as Bits) << TIME_BITS
-            | state.seen as Bits
-    })
+    fits.then(|| pack(counts[0] << 32 | counts[1], state.seen))
 }
 
 #[inline]
 fn unpack_counter(limit: &SlidingCounter, bits: Bits) -> CounterState {
-    const COUNT: Bits = (1 << COUNT_BITS) - 1;
-    let seen = (bits & ((1 << TIME_BITS) - 1)) as i64;
-    let before = ((bits >> (COUNT_BITS + TIME_BITS)) & COUNT) as i64;
-    let current = ((bits >> TIME_BITS) & COUNT) as i64;
+    const COUNT: i64 = (1 << COUNT_BITS) - 1;
+    let (counts, seen) = unpack(bits);
     let first = seen / limit.window().get() as i64 - 1;
-    CounterState { seen, tail: seen, first, counts: smallvec![before, current] }
+    CounterState { seen, tail: seen, first, counts: smallvec![counts >> 32 & COUNT, counts & COUNT] }
 }
 
 /// The instant from which a slot is as good as empty.

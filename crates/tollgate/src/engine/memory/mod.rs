@@ -83,6 +83,9 @@ impl Secret {
 #[repr(align(128))]
 struct Padded(Lock<Shard>);
 
+/// Limits that a slot has bits to tell apart.
+const LIMITS_MAX: u16 = (1 << (u128::BITS - cell::STATE_BITS)) - 1;
+
 /// Which limit a state belongs to. Zero marks a slot without state.
 pub(super) type LimitId = NonZeroU16;
 
@@ -97,7 +100,11 @@ impl Limits {
 
     fn intern(&mut self, limit: Limit) -> Result<LimitId, TooManyLimits> {
         let index = self.0.iter().position(|known| *known == limit).unwrap_or(self.0.len());
-        let id = u16::try_from(index + 1).ok().and_then(NonZeroU16::new).ok_or(TooManyLimits)?;
+        let id = u16::try_from(index + 1)
+            .ok()
+            .filter(|id| *id <= LIMITS_MAX)
+            .and_then(NonZeroU16::new)
+            .ok_or(TooManyLimits)?;
         if index == self.0.len() {
             self.0.push(limit);
         }
@@ -107,7 +114,7 @@ impl Limits {
 
 /// The engine has seen more different limits than it can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("more than 65535 different limits in one memory engine")]
+#[error("more than {LIMITS_MAX} different limits in one memory engine")]
 pub struct TooManyLimits;
 
 /// What the engine holds.
@@ -292,7 +299,7 @@ impl MemoryLimiter {
 
     /// What a request needs before its shard. The time is read here, after the key and before the lock: reading it makes
     /// the processor wait for what it has begun, as the lock does, and should not do so with a slot on its way.
-    #[inline]
+    #[inline(always)]
     fn begin(&self, key: &str) -> (Hash, Timestamp) {
         (self.hash(key), self.table.clock.now())
     }

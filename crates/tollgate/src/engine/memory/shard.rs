@@ -225,6 +225,21 @@ impl Shard {
                 return result;
             }
         }
+        self.begin(hash, id, algorithm, now, limits, change)
+    }
+
+    /// Runs `change` on the state of a key that has none of this limit yet.
+    #[cold]
+    #[inline(never)]
+    fn begin<A: Cell, R>(
+        &mut self,
+        hash: Hash,
+        id: LimitId,
+        algorithm: &A,
+        now: Timestamp,
+        limits: &RwLock<Limits>,
+        change: impl FnOnce(&mut A::State) -> R,
+    ) -> R {
         let mut state = algorithm.fresh(now);
         let result = change(&mut state);
         if algorithm.full_at(&state) > now {
@@ -286,8 +301,6 @@ impl Shard {
     }
 
     /// Puts in a key that has no state of this limit yet.
-    #[cold]
-    #[inline(never)]
     fn insert<A: Cell>(
         &mut self,
         hash: Hash,
