@@ -13,8 +13,9 @@ use tollgate_core::{Limit, Timestamp};
 use super::cell::{Bits, Cell, Heap, STATE_BITS, full_at, used_share};
 use super::{LimitId, Limits};
 
-/// Slots of a shard, at most. A walk over all of them takes some tens of microseconds, the longest that anyone waits.
-const SLOTS_MAX: usize = 4_096;
+/// Slots of a shard, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
+/// smaller shards would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
+const SLOTS_MAX: usize = 16_384;
 /// Keys for which a shard is meant: chance makes it rare that one holds more than all its slots can.
 pub(super) const FILL_MEAN: usize = SLOTS_MAX * FILL_MIN_PERCENT / 100;
 /// Slots in use before and after a shard grows. Fuller, and look-ups would touch more lines; emptier, and a key would cost
@@ -255,10 +256,19 @@ impl Shard {
         }
     }
 
-    /// Drops the keys that are full again, and memory that is no longer needed.
+    /// Drops the keys that are full again, and memory that is no longer needed, if there are enough of them to be worth
+    /// the moving: an eighth.
     pub(super) fn sweep(&mut self, limits: &RwLock<Limits>, now: Timestamp) {
-        if self.len > 0 {
-            self.rebuild(&limits.read(), now);
+        if self.len == 0 {
+            return;
+        }
+        let limits = limits.read();
+        let full = (0..self.slots_end()).filter(|at| {
+            let slot = self.slots.get(*at);
+            slot.limit(&limits).is_some_and(|limit| full_at(limit, slot.bits(), &self.heap) <= now)
+        });
+        if full.count() * 8 >= self.len {
+            self.rebuild(&limits, now);
         }
     }
 
