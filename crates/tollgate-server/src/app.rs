@@ -1,4 +1,4 @@
-//! The wiring, on one page: configuration in, a running service out. Only this room spawns.
+//! The wiring, on one page: configuration in, a running service out. Only this room and `serve.rs` spawn.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

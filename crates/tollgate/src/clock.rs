@@ -21,7 +21,7 @@ enum Source {
     Manual(Arc<AtomicU64>),
 }
 
-/// How long the processor's cycle counter stands in for the real clock, which takes three times as long to read. Should
+/// How long the processor's cycle counter stands in for the real clock, which takes more than twice as long to read. Should
 /// its rate be off by one in a hundred thousand, it is off by ten nanoseconds when the clock is read again.
 const COUNTED_NS_MAX: u64 = 1_000_000;
 

@@ -1,4 +1,4 @@
-//! What the user wrote -> validated values that build the service. The only room that reads files and the environment.
+//! What the user wrote -> validated values that build the service. The only room that reads files.
 //!
 //! Layers, each over the one before: defaults, the file, `TOLLGATE_*`, flags. Every mistake of a run is reported at once,
 //! each with the place it was made in.

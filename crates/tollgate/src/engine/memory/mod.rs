@@ -25,7 +25,7 @@ const SHARDS_MIN: usize = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryConfig {
     /// Keys kept at the same time. Beyond it new keys displace those that have used the least of their limit. Chance
-    /// decides which part of the table a key falls into, so a seventh more (in small tables more) may be held before that.
+    /// decides which part of the table a key falls into, so an eighth more (in small tables more) may be held before that.
     pub max_keys: usize,
 }
 

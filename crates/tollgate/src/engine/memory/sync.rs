@@ -2,8 +2,7 @@
 //!
 //! A shard is held for well under a microsecond. A lock that can put threads to sleep must look for sleepers when it is
 //! released, with an atomic exchange that the processor does not look beyond; this one is released by a plain store, so
-//! the memory that the next request needs is already on its way while this one is decided. That halves the time of a
-//! decision on a table that is larger than the caches.
+//! the memory that the next request needs can already be on its way while this one is decided.
 
 #[cfg(feature = "shuttle")]
 use shuttle::sync::{Mutex, MutexGuard};
