@@ -33,7 +33,8 @@ pub struct LogEntry {
     pub start: i64,
     /// Its permits.
     pub cost: i64,
-    /// How far ahead of its decision it starts: `start - lead` is the latest time this log has seen.
+    /// How far ahead of its decision it starts: of the newest entry, `start - lead` is the latest time that this log has
+    /// seen. Negative after a later refund.
     pub lead: i64,
 }
 
@@ -48,13 +49,18 @@ impl LogState {
         self.total as u64
     }
 
+    /// Adds an admission. Those of one start share an entry: nothing that is asked later can tell them apart.
     fn push(&mut self, entry: LogEntry) {
-        // What is left of a refunded entry only keeps the time, and the new one keeps a later one.
-        if self.entries.back().is_some_and(|newest| newest.cost == 0) {
-            self.entries.pop_back();
-        }
         self.total += entry.cost;
-        self.entries.push_back(entry);
+        match self.entries.back_mut() {
+            Some(newest) if newest.start == entry.start => {
+                newest.cost += entry.cost;
+                newest.lead = entry.lead;
+            }
+            // What is left of a refunded log only keeps the time, and the new entry keeps a later one.
+            Some(newest) if newest.cost == 0 => *newest = entry,
+            Some(_) | None => self.entries.push_back(entry),
+        }
     }
 
     fn drop_expired(&mut self, oldest_kept: usize) {
@@ -73,38 +79,35 @@ impl LogState {
         let less = cost.min(newest.cost);
         newest.cost -= less;
         self.total -= less;
-        self.keep_time();
+        if newest.cost == 0 && self.entries.len() > 1 {
+            self.entries.pop_back();
+        }
     }
 
-    /// Takes up to `cost` permits off the entries from `oldest` on. Those before it no longer count, but would again
-    /// if the clock stepped back, so they stay until the next admission.
-    fn reduce_from(&mut self, oldest: usize, mut cost: i64) {
+    /// Takes up to `cost` permits off the oldest entries.
+    fn reduce_oldest(&mut self, mut cost: i64) {
         while cost > 0
-            && let Some(entry) = self.entries.get_mut(oldest)
+            && let Some(oldest) = self.entries.front_mut()
         {
-            let less = cost.min(entry.cost);
-            entry.cost -= less;
+            let less = cost.min(oldest.cost);
+            oldest.cost -= less;
             self.total -= less;
             cost -= less;
-            if entry.cost > 0 || oldest + 1 == self.entries.len() {
+            if oldest.cost > 0 || self.entries.len() == 1 {
                 break;
             }
-            self.entries.remove(oldest);
+            self.entries.pop_front();
         }
-        self.keep_time();
     }
 
-    /// A newest entry without permits stays for the time it has seen, without holding up whoever comes next: a clock
-    /// that steps back must not find a log that has forgotten it.
-    fn keep_time(&mut self) {
-        let before = self.entries.iter().nth_back(1).map_or(i64::MIN, |entry| entry.start);
-        if let Some(newest) = self.entries.back_mut()
-            && newest.cost == 0
-        {
-            let seen = newest.start - newest.lead;
-            newest.start = seen.max(before);
-            newest.lead = newest.start - seen;
+    /// Keeps `time` as the latest that this log has seen: what was dropped at it must not be missed by a clock that steps
+    /// back. A log without permits keeps an entry for that alone, which holds nobody up.
+    fn keep_time(&mut self, time: i64) {
+        let Some(newest) = self.entries.back_mut() else { return };
+        if newest.cost == 0 {
+            newest.start = time;
         }
+        newest.lead = newest.start - time;
     }
 }
 
@@ -190,8 +193,10 @@ impl SlidingLog {
     fn standing_in(&self, state: &LogState, view: &View, now: Timestamp) -> Standing {
         let remaining =
             if view.earliest > view.time { 0 } else { (self.limit.get() as i64 - view.used).max(0) };
-        let reset =
-            state.entries.get(view.oldest).map_or(0, |oldest| oldest.start + self.length() - now.us());
+        let reset = match state.entries.get(view.oldest) {
+            Some(oldest) if oldest.cost > 0 => oldest.start + self.length() - now.us(),
+            Some(_) | None => 0,
+        };
         Standing { remaining: remaining as u64, reset: Micros::of(reset) }
     }
 }
@@ -251,14 +256,16 @@ impl Algorithm for SlidingLog {
             *state = redated;
         }
         let view = self.view(state, now);
-        if at.us() <= view.time - self.length() {
+        if at.us() <= view.time - self.length() || view.used == 0 {
             return;
         }
+        state.drop_expired(view.oldest);
         match state.entries.back() {
             Some(newest) if newest.start == at.us() => state.reduce_newest(cost),
             // The younger entries stay, so no more comes free than the true history would free.
-            _ => state.reduce_from(view.oldest, cost),
+            Some(_) | None => state.reduce_oldest(cost),
         }
+        state.keep_time(view.time);
     }
 
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {

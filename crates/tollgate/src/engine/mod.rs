@@ -5,6 +5,8 @@ use std::future::Future;
 use tollgate_core::{Ask, Decision, Standing};
 
 pub(crate) mod memory;
+pub(crate) mod redis;
+pub(crate) mod sync;
 
 /// A limit over the keys of some engine: what every door calls, wherever the state lives.
 ///

@@ -1,208 +1,368 @@
-//! One arithmetic, two homes: the same random trace through the Rust algorithm and through its Lua twin in a real Redis
-//! gives the same whole answers, to the microsecond.
+//! One arithmetic, two homes: the same random trace through the memory engine and through the Redis engine, on a real server,
+//! gives the same whole answers, to the microsecond. Time is handed in to both.
 
-use redis::Connection;
-use tollgate::algorithm::{Algorithm, BucketState};
-use tollgate::{Ask, Micros, Outcome, Rate, Timestamp, TokenBucket};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use tollgate::{
+    Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig, MemoryEngine,
+    MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter, SlidingLog, Timestamp,
+    TokenBucket,
+};
 use tollgate_testkit::{Random, RedisServer, long_or};
 
-const TOKEN_BUCKET: &str = include_str!("../../src/engine/redis/token_bucket.lua");
+/// A server with an engine on it, and a connection to look into it.
+struct Home {
+    clock: Clock,
+    engine: RedisEngine,
+    memory: MemoryEngine,
+    connection: MultiplexedConnection,
+}
 
-/// Admitted, delay, retry, remaining, reset.
-type Answer = (i64, u64, u64, u64, u64);
+impl Home {
+    async fn of(server: &RedisServer) -> Self {
+        let clock = Clock::manual(Timestamp::default());
+        let mut config = RedisConfig::new(server.url().parse().unwrap());
+        config.clock = Some(clock.clone());
+        config.deadline = Duration::from_secs(10);
+        let (engine, driver) = RedisEngine::new(config);
+        tokio::spawn(driver.run());
+        engine.connected(Duration::from_secs(10)).await.unwrap();
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let memory = MemoryEngine::new(MemoryConfig::default(), clock.clone());
+        Self { clock, engine, memory, connection }
+    }
 
-/// A limit in both homes, and one key of it.
+    fn twins(&self, limit: Limit, key: String) -> Twins {
+        let scope = limit.algorithm().as_lowercase();
+        Twins {
+            memory: self.memory.limiter(scope, limit).unwrap(),
+            redis: self.engine.limiter(scope, limit),
+            connection: self.connection.clone(),
+            stored: format!("rate_limiter:{scope}:{key}"),
+            key,
+            expires_us: None,
+        }
+    }
+}
+
+/// A key of a limit in both homes.
 struct Twins {
-    bucket: TokenBucket,
-    state: Option<BucketState>,
-    redis: Connection,
-    script: redis::Script,
+    memory: MemoryLimiter,
+    redis: RedisLimiter,
+    connection: MultiplexedConnection,
     key: String,
+    stored: String,
     /// When the key in Redis would be gone, in the time that is handed in.
     expires_us: Option<u64>,
 }
 
+#[derive(Clone, Debug)]
 enum Op {
-    Decide(Ask),
+    Take(Ask),
+    /// Asked at once by several tasks.
+    TakeEach(Vec<Ask>),
     Peek(Ask),
-    Refund { cost: u64, at: u64 },
-    Charge { cost: u64 },
+    Refund {
+        permits: u64,
+        at: u64,
+    },
+    Charge {
+        permits: u64,
+    },
     Reset,
 }
 
 impl Twins {
-    fn new(bucket: TokenBucket, server: &RedisServer, key: String) -> Self {
-        let client = redis::Client::open(server.url()).unwrap();
-        let redis = client.get_connection().unwrap();
-        Self { bucket, state: None, redis, script: redis::Script::new(TOKEN_BUCKET), key, expires_us: None }
-    }
-
     /// Forgets the key in both homes when its time to live has passed. (Both must: a state that is still there tells a
     /// clock that was set back afterwards from one that was not.)
-    fn expire(&mut self, now: Timestamp) {
-        if self.expires_us.is_some_and(|expires| expires <= now.as_micros()) {
-            let _: () = redis::cmd("DEL").arg(&self.key).query(&mut self.redis).unwrap();
-            self.state = None;
+    async fn expire(&mut self, now: u64) {
+        if self.expires_us.is_some_and(|expires| expires <= now) {
+            let _: () = redis::cmd("DEL").arg(&self.stored).query_async(&mut self.connection).await.unwrap();
+            self.memory.reset(&self.key);
             self.expires_us = None;
         }
     }
 
-    fn in_rust(&mut self, now: Timestamp, op: &Op) -> Answer {
-        let mut state = self.state.unwrap_or_else(|| self.bucket.fresh(now));
-        let outcome = match *op {
-            Op::Decide(ask) => self.bucket.decide(&mut state, now, ask),
-            Op::Peek(ask) => self.bucket.peek(&state, now, ask),
-            Op::Refund { cost, at } => {
-                self.bucket.refund(&mut state, now, cost, Timestamp::from_micros(at));
-                Outcome::NOW
+    fn in_memory(&self, op: &Op) -> Vec<Decision> {
+        match op {
+            Op::Take(ask) => vec![self.memory.acquire(&self.key, *ask)],
+            Op::TakeEach(asks) => asks.iter().map(|ask| self.memory.acquire(&self.key, *ask)).collect(),
+            Op::Peek(ask) => vec![self.memory.peek(&self.key, *ask)],
+            Op::Refund { permits, at } => {
+                self.memory.refund(&self.key, *permits, Timestamp::from_micros(*at));
+                Vec::new()
             }
-            Op::Charge { cost } => {
-                self.bucket.charge(&mut state, now, cost);
-                Outcome::NOW
+            Op::Charge { permits } => {
+                self.memory.charge(&self.key, *permits);
+                Vec::new()
             }
             Op::Reset => {
-                self.state = None;
-                return (1, 0, 0, 0, 0);
+                self.memory.reset(&self.key);
+                Vec::new()
             }
-        };
-        if self.state.is_some() || state != self.bucket.fresh(now) {
-            self.state = Some(state);
         }
-        let standing = self.bucket.standing(&state, now);
-        let admitted = match outcome {
-            Outcome::Admitted { .. } => 1,
-            Outcome::Denied { .. } => 0,
-            Outcome::Impossible => -1,
-        };
-        (admitted, outcome.delay().get(), outcome.retry().get(), standing.remaining, standing.reset.get())
     }
 
-    fn in_lua(&mut self, now: Timestamp, op: &Op) -> Answer {
-        let us = now.as_micros();
-        let (name, cost, extra) = match *op {
-            Op::Decide(ask) => ("decide", ask.cost, ask.wait.map_or(0, Micros::get)),
-            Op::Peek(ask) => ("peek", ask.cost, ask.wait.map_or(0, Micros::get)),
-            Op::Refund { cost, at } => ("refund", cost, at),
-            Op::Charge { cost } => ("charge", cost, 0),
+    async fn in_redis(&mut self, op: &Op, now: u64) -> Vec<Decision> {
+        let (limiter, key) = (&self.redis, &self.key);
+        let decisions = match op {
+            Op::Take(ask) => vec![limiter.acquire(key, *ask).await.unwrap()],
+            Op::TakeEach(asks) => {
+                join_all(asks.iter().map(|ask| async { limiter.acquire(key, *ask).await.unwrap() })).await
+            }
+            Op::Peek(ask) => vec![limiter.peek(key, *ask).await.unwrap()],
+            Op::Refund { permits, at } => {
+                limiter.refund(key, *permits, Timestamp::from_micros(*at)).await.unwrap();
+                Vec::new()
+            }
+            Op::Charge { permits } => {
+                limiter.charge(key, *permits).await.unwrap();
+                Vec::new()
+            }
             Op::Reset => {
-                let _: () = redis::cmd("DEL").arg(&self.key).query(&mut self.redis).unwrap();
+                limiter.reset(key).await.unwrap();
                 self.expires_us = None;
-                return (1, 0, 0, 0, 0);
+                Vec::new()
             }
         };
-        let bucket = &self.bucket;
-        let mut call = self.script.key(&self.key);
-        call.arg(us).arg(name).arg(cost).arg(extra);
-        call.arg(bucket.tick()).arg(bucket.unit()).arg(bucket.flow()).arg(bucket.capacity());
-        let (admitted, delay, retry, remaining, reset, ttl): (i64, u64, u64, u64, u64, u64) =
-            call.invoke(&mut self.redis).unwrap();
-        if ttl > 0 {
-            let left: i64 = redis::cmd("PTTL").arg(&self.key).query(&mut self.redis).unwrap();
-            assert!(left > 0 && left <= ttl as i64, "PTTL {left} of {ttl}");
-            // The server's clock is not the one of the trace.
-            let _: () = redis::cmd("PERSIST").arg(&self.key).query(&mut self.redis).unwrap();
-            self.expires_us = Some(us + ttl * 1_000);
+        // The server's clock is not the one of the trace: what it would forget is forgotten by the trace's.
+        let (left, ()): (i64, ()) = redis::pipe()
+            .cmd("PTTL")
+            .arg(&self.stored)
+            .cmd("PERSIST")
+            .arg(&self.stored)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        assert_ne!(left, 0, "a key is never written without time to live");
+        if left > 0 {
+            self.expires_us = Some(now + left as u64 * 1_000);
+        } else if left == -1 {
+            assert!(self.expires_us.is_some(), "a key without time to live");
         }
-        (admitted, delay, retry, remaining, reset)
+        decisions
     }
 }
 
-fn random_bucket(random: &mut Random) -> TokenBucket {
+fn random_rate(random: &mut Random) -> Rate {
+    let (permits, us) = match random.below(4) {
+        0 => (1 + random.below(12), 1 + random.below(100)),
+        1 => (1 + random.below(1_000), [1_000, 1_000_000, 60_000_000, 3_600_000_000][random.below(4) as usize]),
+        2 => (1 + random.below(1_000_000), 1 + random.below(10)),
+        _ => (1 + random.below(12), 86_400_000_000),
+    };
+    Rate::new(permits, Micros::new(us)).unwrap()
+}
+
+const ALGORITHMS: [&str; 6] =
+    ["token bucket", "interval bucket", "leaky bucket", "fixed window", "sliding log", "sliding counter"];
+
+fn random_limit(algorithm: &str, random: &mut Random) -> Limit {
     loop {
-        let (permits, us) = match random.below(4) {
-            0 => (1 + random.below(12), 1 + random.below(100)),
-            1 => (
-                1 + random.below(1_000),
-                [1_000, 1_000_000, 60_000_000, 3_600_000_000][random.below(4) as usize],
-            ),
-            2 => (1 + random.below(2_000_000_000), 1 + random.below(10)),
-            _ => (1 + random.below(1_000_003), 86_400_000_000),
+        let rate = random_rate(random);
+        let size = if random.one_in(4) { 1 + random.below(1_000_000) } else { 1 + random.below(12) };
+        let made = match algorithm {
+            "token bucket" => TokenBucket::new(size, rate).map(Limit::TokenBucket),
+            "interval bucket" => IntervalBucket::new(size, rate).map(Limit::IntervalBucket),
+            "leaky bucket" => {
+                let mode = [LeakyMode::Meter, LeakyMode::Queue][random.below(2) as usize];
+                LeakyBucket::new(size, rate, mode).map(Limit::LeakyBucket)
+            }
+            "fixed window" => {
+                FixedWindow::new(rate).map(|it| Limit::FixedWindow(it.counting_denied(random.one_in(4))))
+            }
+            "sliding log" => {
+                SlidingLog::new(rate).map(|it| Limit::SlidingLog(it.counting_denied(random.one_in(4))))
+            }
+            _ => {
+                let sub_buckets = [1, 1, 2, 3, 10][random.below(5) as usize];
+                SlidingCounter::new(rate, sub_buckets, random.one_in(3))
+                    .map(|it| Limit::SlidingCounter(it.counting_denied(random.one_in(4))))
+            }
         };
-        let capacity = if random.one_in(4) { 1 + random.below(1_000_000) } else { 1 + random.below(12) };
-        let rate = Rate::new(permits, Micros::new(us)).unwrap();
-        if let Ok(bucket) = TokenBucket::new(capacity, rate) {
-            return bucket;
+        if let Ok(limit) = made {
+            return limit;
         }
     }
 }
 
-fn random_op(random: &mut Random, bucket: &TokenBucket, grants: &[(u64, u64)]) -> Op {
-    let horizon = bucket.time_to_full().get();
+fn random_ask(random: &mut Random, limit: &Limit) -> Ask {
     let cost = match random.below(8) {
         0 => 0,
-        1 => bucket.capacity() + random.below(3),
-        2 => random.below(bucket.capacity()) + 1,
-        _ => 1 + random.below(bucket.capacity().min(3)),
+        1 => limit.size() + random.below(3),
+        2 => random.below(limit.size()) + 1,
+        _ => 1 + random.below(limit.size().min(3)),
     };
-    let wait = random.one_in(3).then(|| Micros::new(random.below(horizon + horizon / 4 + 1)));
+    let horizon = limit.horizon().get();
+    Ask { cost, wait: random.one_in(3).then(|| Micros::new(random.below(horizon + horizon / 4 + 1))) }
+}
+
+fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)]) -> Op {
     match random.below(16) {
         0 => Op::Reset,
-        1 => Op::Charge { cost: if random.one_in(4) { (1 << 51) - 1 } else { cost } },
-        2 | 3 if !grants.is_empty() => {
-            let (cost, at) = grants[grants.len() - 1 - random.below(grants.len().min(3) as u64) as usize];
-            Op::Refund { cost, at }
+        1 => {
+            let permits = random_ask(random, limit).cost;
+            Op::Charge { permits: if random.one_in(4) { (1 << 51) - 1 } else { permits } }
         }
-        4 | 5 => Op::Peek(Ask { cost, wait }),
-        _ => Op::Decide(Ask { cost, wait }),
+        2 | 3 if !grants.is_empty() => {
+            let (permits, at) = grants[grants.len() - 1 - random.below(grants.len().min(3) as u64) as usize];
+            Op::Refund { permits, at }
+        }
+        4 | 5 => Op::Peek(random_ask(random, limit)),
+        6 | 7 => {
+            // Mostly equal ones, which the script takes in one step.
+            let mut ask = random_ask(random, limit);
+            let asks = (0..2 + random.below(10)).map(|_| {
+                if random.one_in(4) {
+                    ask = random_ask(random, limit);
+                }
+                ask
+            });
+            Op::TakeEach(asks.collect())
+        }
+        _ => Op::Take(random_ask(random, limit)),
     }
 }
 
-#[test]
-fn the_token_bucket_is_the_same_in_rust_and_in_redis() {
-    let server = RedisServer::start();
-    let seed = std::env::var("TESTS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+fn random_time(random: &mut Random, now: u64, horizon: u64) -> u64 {
+    match random.below(16) {
+        0 => now.saturating_sub(random.below(horizon + 1)),
+        1 if random.one_in(4) => now.saturating_sub(horizon * 2 + random.below(horizon * 10 + 1)),
+        2 | 3 => now + random.below(horizon * 2 + 1),
+        4..8 => now + random.below(horizon / 8 + 2),
+        _ => now + random.below(2),
+    }
+}
+
+fn seed() -> u64 {
+    std::env::var("TESTS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
+    let home = Home::of(server).await;
+    let seed = seed();
     let mut random = Random::new(seed);
-    let steps = long_or(100_000, 6_000);
     let mut done = 0;
     while done < steps {
-        let bucket = random_bucket(&mut random);
-        let mut twins = Twins::new(bucket, &server, format!("rate_limiter:token_bucket:user:{done}"));
-        let horizon = bucket.time_to_full().get();
+        let limit = random_limit(algorithm, &mut random);
+        let mut twins = home.twins(limit, format!("user:{done}"));
         let mut now = [0, 1_763_000_000_000_000][random.below(2) as usize] + random.below(1_000_000);
         let mut grants = Vec::new();
         for step in 0..300 {
-            now = match random.below(16) {
-                0 => now.saturating_sub(random.below(horizon + 1)),
-                1 if random.one_in(4) => now.saturating_sub(horizon * 2 + random.below(horizon * 10 + 1)),
-                2 | 3 => now + random.below(horizon * 2 + 1),
-                4..8 => now + random.below(horizon / 8 + 2),
-                _ => now + random.below(2),
+            now = random_time(&mut random, now, limit.horizon().get());
+            home.clock.set(Timestamp::from_micros(now));
+            let op = random_op(&mut random, &limit, &grants);
+            twins.expire(now).await;
+            let memory = twins.in_memory(&op);
+            let redis = twins.in_redis(&op, now).await;
+            assert_eq!(memory, redis, "seed {seed}, step {step} of {limit:?} at {now}: {op:?}");
+            let asks = match &op {
+                Op::Take(ask) => vec![*ask],
+                Op::TakeEach(asks) => asks.clone(),
+                _ => Vec::new(),
             };
-            let op = random_op(&mut random, &bucket, &grants);
-            let at = Timestamp::from_micros(now);
-            twins.expire(at);
-            let (rust, lua) = (twins.in_rust(at, &op), twins.in_lua(at, &op));
-            assert_eq!(rust, lua, "seed {seed}, step {step} of {bucket:?} at {now}");
-            if let (Op::Decide(ask), (1, delay, ..)) = (&op, rust) {
-                grants.push((ask.cost, now + delay));
+            for (ask, decision) in asks.iter().zip(&memory).filter(|(_, decision)| decision.is_admitted()) {
+                grants.push((ask.cost, now + decision.outcome.delay().get()));
             }
-            done += 1;
+            done += asks.len().max(1) as u64;
         }
     }
-    println!("{done} steps, no difference (seed {seed})");
+    let stats = home.engine.stats();
+    println!("{algorithm}: {done} steps, no difference (seed {seed}); {stats:?}");
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+/// The same for each algorithm, so that they run side by side and fail apart.
+macro_rules! differential {
+    ($($name:ident: $algorithm:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            run(async { compare(&RedisServer::start(), $algorithm, long_or(100_000, 4_000)).await });
+        })*
+    };
+}
+
+differential! {
+    the_token_bucket_is_the_same_in_memory_and_in_redis: "token bucket";
+    the_interval_bucket_is_the_same_in_memory_and_in_redis: "interval bucket";
+    the_leaky_bucket_is_the_same_in_memory_and_in_redis: "leaky bucket";
+    the_fixed_window_is_the_same_in_memory_and_in_redis: "fixed window";
+    the_sliding_log_is_the_same_in_memory_and_in_redis: "sliding log";
+    the_sliding_counter_is_the_same_in_memory_and_in_redis: "sliding counter";
 }
 
 #[test]
-fn the_script_can_take_the_time_of_the_server() {
-    let server = RedisServer::start();
-    let bucket = TokenBucket::new(100, Rate::per_second(10)).unwrap();
-    let mut twins = Twins::new(bucket, &server, "rate_limiter:token_bucket:user:1".to_owned());
-    let mut call = twins.script.key(&twins.key);
-    call.arg("")
-        .arg("decide")
-        .arg(40)
-        .arg(0)
-        .arg(bucket.tick())
-        .arg(bucket.unit())
-        .arg(bucket.flow())
-        .arg(100);
-    let (admitted, _, _, remaining): (i64, u64, u64, u64) = {
-        let answer: Vec<u64> = call.invoke(&mut twins.redis).unwrap();
-        (answer[0] as i64, answer[1], answer[2], answer[3])
-    };
-    assert_eq!((admitted, remaining), (1, 60));
-    let tokens: String = redis::cmd("HGET").arg(&twins.key).arg("tokens").query(&mut twins.redis).unwrap();
-    assert_eq!(tokens, "60", "redis-cli shows whole tokens");
-    let ttl: i64 = redis::cmd("PTTL").arg(&twins.key).query(&mut twins.redis).unwrap();
-    assert!((4_000..=5_000).contains(&ttl), "time to full and a second: {ttl}");
+fn several_limits_are_taken_together_or_not_at_all() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::of(&server).await;
+        let mut random = Random::new(seed());
+        for round in 0..long_or(1_000, 60) {
+            let many = 2 + random.below(4);
+            let mut all: Vec<_> = (0..many)
+                .map(|number| {
+                    let algorithm = ALGORITHMS[random.below(6) as usize];
+                    let limit = random_limit(algorithm, &mut random);
+                    home.twins(limit, format!("several:{round}:{number}"))
+                })
+                .collect();
+            let horizon = all.iter().map(|twins| twins.redis.limit().horizon().get()).min().unwrap();
+            let mut now = 1_763_000_000_000_000;
+            for _ in 0..20 {
+                now = random_time(&mut random, now, horizon);
+                home.clock.set(Timestamp::from_micros(now));
+                let costs: Vec<u64> =
+                    all.iter().map(|twins| 1 + random.below(twins.memory.limit().size().min(3))).collect();
+                let checks: Vec<_> = all.iter().zip(&costs).map(|(twins, cost)| (&twins.redis, &*twins.key, *cost)).collect();
+                let redis = home.engine.acquire_all(&checks).await.unwrap();
+                let looked: Vec<_> =
+                    all.iter().zip(&costs).map(|(twins, cost)| twins.memory.peek(&twins.key, Ask::of(*cost))).collect();
+                let taken = looked.iter().all(Decision::is_admitted);
+                let memory: Vec<_> = (all.iter().zip(&costs).zip(&looked))
+                    .map(|((twins, cost), looked)| {
+                        // A limit that denies by itself keeps what a denial keeps.
+                        if taken || !looked.is_admitted() {
+                            return twins.memory.acquire(&twins.key, Ask::of(*cost));
+                        }
+                        *looked
+                    })
+                    .collect();
+                assert_eq!(memory, redis, "round {round} at {now}: {costs:?}");
+            }
+            for twins in &mut all {
+                twins.in_redis(&Op::Reset, now).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn redis_cli_shows_what_the_documents_describe() {
+    run(async {
+        let server = RedisServer::start();
+        let mut config = RedisConfig::new(server.url().parse().unwrap());
+        config.deadline = Duration::from_secs(10);
+        let (engine, driver) = RedisEngine::new(config);
+        tokio::spawn(driver.run());
+        let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(10)).unwrap());
+        let limiter = engine.limiter("token_bucket", limit);
+        let decision = limiter.try_acquire("user:12345", 40).await.unwrap();
+        assert_eq!((decision.is_admitted(), decision.remaining), (true, 60));
+        let client = redis::Client::open(server.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let key = "rate_limiter:token_bucket:user:12345";
+        let tokens: String = redis::cmd("HGET").arg(key).arg("tokens").query_async(&mut connection).await.unwrap();
+        assert_eq!(tokens, "60", "whole tokens");
+        let ttl: i64 = redis::cmd("PTTL").arg(key).query_async(&mut connection).await.unwrap();
+        assert!((4_000..=5_000).contains(&ttl), "time to full and a second: {ttl}");
+        limiter.reset("user:12345").await.unwrap();
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
+        assert_eq!(keys, Vec::<String>::new());
+    });
 }

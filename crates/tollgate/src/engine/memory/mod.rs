@@ -2,7 +2,7 @@
 
 mod cell;
 mod shard;
-mod sync;
+
 
 use std::convert::Infallible;
 use std::num::NonZeroU16;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use self::cell::Cell;
 use self::shard::{FILL_MEAN, Hash, Shard};
-use self::sync::Lock;
+use crate::engine::sync::Lock;
 use crate::clock::Clock;
 use crate::engine::RateLimiter;
 

@@ -9,16 +9,16 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(not(feature = "shuttle"))]
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
-pub(super) struct Lock<T>(Mutex<T>);
+pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
-    pub(super) const fn new(value: T) -> Self {
+    pub(crate) const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
 
     #[cfg(not(feature = "shuttle"))]
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
@@ -44,7 +44,7 @@ impl<T> Lock<T> {
     }
 
     #[cfg(feature = "shuttle")]
-    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().expect("no thread of a test panics while it holds a shard")
     }
 }

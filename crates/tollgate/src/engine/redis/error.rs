@@ -1,0 +1,196 @@
+//! What can go wrong between here and the store, by what the reader can do about it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// Why the store gave no decision.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No answer in time. Whether it was decided is unknown; it counts as not admitted, and is not repeated.
+    #[error("the store did not answer within {} ms", .0.as_millis())]
+    Timeout(Duration),
+    /// There is no connection, or it broke.
+    #[error("no connection to {server}: {why}")]
+    Unreachable {
+        /// Which server.
+        server: Arc<str>,
+        /// What the system said.
+        why: Arc<str>,
+    },
+    /// The server answers, but cannot decide now: loading, busy, out of memory, a replica, a cluster without quorum.
+    #[error("{server} cannot decide now: {why}")]
+    Unavailable {
+        /// Which server.
+        server: Arc<str>,
+        /// What it said.
+        why: Arc<str>,
+    },
+    /// Credentials, privileges, the database or TLS are not what the server wants. Asking again does not help.
+    #[error("{server} refuses this client: {why}; {hint}")]
+    Refused {
+        /// Which server.
+        server: Arc<str>,
+        /// What it said.
+        why: Arc<str>,
+        /// The setting to look at.
+        hint: &'static str,
+    },
+    /// The key holds what Tollgate has not written. It is left alone.
+    #[error("the key {key} holds a foreign value: {why}")]
+    Foreign {
+        /// The key in the store.
+        key: Arc<str>,
+        /// What the server said.
+        why: Arc<str>,
+    },
+    /// The server said what a script of ours never says.
+    #[error("an answer of the store was not understood: {0}")]
+    Protocol(Arc<str>),
+    /// More checks wait than may.
+    #[error("too many checks wait for the store")]
+    Overloaded,
+    /// The engine's driver has stopped, and with it the engine.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+impl StoreError {
+    /// A word for the kind of failure, for metrics.
+    pub const fn class(&self) -> &'static str {
+        match self {
+            Self::Timeout(_) => "timeout",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Refused { .. } => "refused",
+            Self::Foreign { .. } => "foreign",
+            Self::Protocol(_) => "protocol",
+            Self::Overloaded => "overloaded",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// All of them, as metrics list them.
+    pub const CLASSES: [&'static str; 8] = [
+        "timeout",
+        "unreachable",
+        "unavailable",
+        "refused",
+        "foreign",
+        "protocol",
+        "overloaded",
+        "stopped",
+    ];
+
+    pub(super) fn protocol(why: impl fmt::Display) -> Self {
+        Self::Protocol(why.to_string().into())
+    }
+}
+
+/// What an error of a call means for the call and for the connection.
+pub(super) enum Fault {
+    /// The server does not know the script. It did not run.
+    NoScript,
+    /// The key lives elsewhere. It did not run.
+    Moved(Redirect),
+    /// The key is moving, and this one is elsewhere already. It did not run.
+    Ask(Redirect),
+    /// Keys are moving. It did not run.
+    TryAgain,
+    /// The connection is gone.
+    Broken(StoreError),
+    /// The server is not, or no longer, the one to ask.
+    Demoted(StoreError),
+    /// An answer, and the connection is fine.
+    Answered(StoreError),
+}
+
+/// Where a node of a cluster points to.
+pub(super) struct Redirect {
+    pub(super) slot: u16,
+    /// Empty: the host of the node that said so.
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+impl Redirect {
+    fn of(error: &RedisError) -> Option<Self> {
+        let (address, slot) = error.redirect_node()?;
+        let (host, port) = address.rsplit_once(':')?;
+        Some(Self { slot, host: host.to_owned(), port: port.parse().ok()? })
+    }
+}
+
+/// Sorts an error of a call on `key`. Codes inside a script's message count as well: older servers wrap them.
+pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
+    let text: Arc<str> = describe(error).into();
+    let says = |code: &str| error.code() == Some(code) || text.contains(code);
+    if let ErrorKind::Server(kind) = error.kind() {
+        match (kind, Redirect::of(error)) {
+            (ServerErrorKind::NoScript, _) => return Fault::NoScript,
+            (ServerErrorKind::Moved, Some(redirect)) => return Fault::Moved(redirect),
+            (ServerErrorKind::Ask, Some(redirect)) => return Fault::Ask(redirect),
+            (ServerErrorKind::TryAgain, _) => return Fault::TryAgain,
+            _ => {}
+        }
+    }
+    if error.is_io_error() || error.is_connection_dropped() {
+        return Fault::Broken(connect_error(error, server));
+    }
+    let server = Arc::clone(server);
+    if says("WRONGTYPE") || says("TOLLGATE foreign value") || says("not an integer") || says("hash value is not") {
+        return Fault::Answered(StoreError::Foreign { key: key.into(), why: text });
+    }
+    if let Some(hint) = hint(&text) {
+        return Fault::Answered(StoreError::Refused { server, why: text, hint });
+    }
+    if says("READONLY") || says("MASTERDOWN") || says("UNBLOCKED") || says("NOREPLICAS") {
+        return Fault::Demoted(StoreError::Unavailable { server, why: text });
+    }
+    const PASSING: [&str; 6] = ["LOADING", "BUSY", "OOM", "MISCONF", "CLUSTERDOWN", "Script killed"];
+    if PASSING.iter().any(|code| says(code)) {
+        return Fault::Answered(StoreError::Unavailable { server, why: text });
+    }
+    Fault::Answered(StoreError::Protocol(text))
+}
+
+/// Why there is no connection.
+pub(super) fn connect_error(error: &RedisError, server: &Arc<str>) -> StoreError {
+    let text: Arc<str> = describe(error).into();
+    match hint(&text) {
+        Some(hint) => StoreError::Refused { server: Arc::clone(server), why: text, hint },
+        None => StoreError::Unreachable { server: Arc::clone(server), why: text },
+    }
+}
+
+/// What was said, without the library's own words around it.
+fn describe(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) if !detail.starts_with(code) => format!("{code} {detail}"),
+        (_, Some(detail)) => detail.to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// The setting to look at, if the server's words point at one.
+fn hint(text: &str) -> Option<&'static str> {
+    const HINTS: [(&str, &str); 14] = [
+        ("WRONGPASS", "look at the user name and the password of the store"),
+        ("invalid password", "look at the password of the store"),
+        ("NOAUTH", "the store needs a password: redis.password_file, or in its URL"),
+        ("without any password configured", "the store has no password: leave it out"),
+        ("Password authentication failed", "look at the user name and the password of the store"),
+        ("NOPERM", "the user lacks a privilege: docs/redis.md has the ACL line"),
+        ("The user executing the script", "the user lacks a privilege: docs/redis.md has the ACL line"),
+        ("no permissions", "the user lacks a privilege: docs/redis.md has the ACL line"),
+        ("DB index is out of range", "look at the database number at the end of the store's URL"),
+        ("database number", "look at the database number at the end of the store's URL"),
+        ("SELECT is not allowed in cluster mode", "a cluster has only database 0"),
+        ("NotValidForName", "the certificate is for another name than the one in the store's URL"),
+        ("certificate", "look at redis.tls: the CA, the client's certificate and its key"),
+        ("cluster support disabled", "the server is no cluster: write redis:// instead of redis+cluster://"),
+    ];
+    HINTS.iter().find(|(words, _)| text.contains(words)).map(|(_, hint)| *hint)
+}

@@ -1,0 +1,28 @@
+-- Every script begins with this.
+--
+-- ARGV[1]  now in microseconds, or '' for the server's own time, which is read once
+--
+-- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before
+-- anything is written: a script that fails has changed nothing.
+local now
+if ARGV[1] == '' then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  now = tonumber(ARGV[1])
+end
+
+-- A stored number, or `absent` where there is none. What Tollgate has not written stops the script.
+local function whole(text, absent)
+  local number = text and tonumber(text) or absent
+  if not number or number % 1 ~= 0 or number >= 9007199254740992 or number <= -9007199254740992 then
+    error('TOLLGATE foreign value: ' .. tostring(text))
+  end
+  return number
+end
+
+-- Until `full_at` the state matters. A second more covers the server's own, coarser clock of expiries.
+local function expire(key, full_at)
+  redis.call('PEXPIRE', key, math.ceil(math.max(0, full_at - now) / 1000) + 1000)
+end
+

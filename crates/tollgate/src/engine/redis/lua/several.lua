@@ -1,0 +1,28 @@
+-- Several limits of one request: all of them are taken, or none.
+--
+-- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV.
+-- KEYS     the state of each limit
+-- ARGV[2]  for each limit: its algorithm, how many arguments follow, and these, as in its script from ARGV[3] on
+--
+-- Returns the answers of the single limits, in order, as they were before anything was taken.
+local calls, index, all = {}, 2, true
+for number = 1, #KEYS do
+  local algorithm, many, arguments = algorithms[ARGV[index]], tonumber(ARGV[index + 1]), { '', 'look' }
+  for offset = 1, many do
+    arguments[offset + 2] = ARGV[index + 1 + offset]
+  end
+  index = index + 2 + many
+  local answer = algorithm({ KEYS[number] }, arguments)
+  all = all and answer[1] == 1
+  arguments[2] = 'ask'
+  calls[number] = { algorithm = algorithm, arguments = arguments, answer = answer }
+end
+local answers = {}
+for number, call in ipairs(calls) do
+  -- A limit that denies by itself may keep what a denial keeps.
+  if all or call.answer[1] == 0 then
+    call.algorithm({ KEYS[number] }, call.arguments)
+  end
+  answers[number] = call.answer
+end
+return answers

@@ -1,0 +1,397 @@
+//! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisError,
+    RedisResult, TlsCertificates, Value,
+};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tollgate_core::Timestamp;
+
+use super::error::{StoreError, connect_error};
+use super::script::SCRIPTS;
+use super::url::Address;
+
+/// How to enter servers.
+pub(super) struct Entry {
+    pub(super) tls: bool,
+    pub(super) certificates: TlsCertificates,
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: i64,
+    /// For a connection to be open, with everything on it that a decision needs.
+    pub(super) connect_timeout: Duration,
+    /// Connections to each server.
+    pub(super) connections: usize,
+    /// Whether servers must say that they are primaries.
+    pub(super) primaries_only: bool,
+}
+
+/// Commands that a connection takes up before the next one waits: a batch that one write carries.
+const PIPELINE_COMMANDS: usize = 1_024;
+/// Between two attempts to connect: the first pause, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// After a refusal that no repetition mends.
+const PAUSE_REFUSED: Duration = Duration::from_secs(5);
+/// Calls in a row without an answer after which a connection counts as dead, whatever the system says.
+const TIMEOUTS_MAX: u32 = 5;
+/// How often the server's clock is read where scripts may not read it.
+const CLOCK_EVERY: Duration = Duration::from_secs(1);
+
+impl Entry {
+    /// A client for one server.
+    pub(super) fn client(&self, address: &Address) -> RedisResult<Client> {
+        let place = match address {
+            Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
+            Address::Tcp { host, port } if self.tls => {
+                ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None }
+            }
+            Address::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
+        };
+        let mut redis = RedisConnectionInfo::default()
+            .set_db(self.database)
+            .set_lib_name("tollgate", env!("CARGO_PKG_VERSION"));
+        if let Some(username) = &self.username {
+            redis = redis.set_username(username);
+        }
+        if let Some(password) = &self.password {
+            redis = redis.set_password(password);
+        }
+        let info = place
+            .into_connection_info()?
+            .set_redis_settings(redis)
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        match self.tls {
+            true => Client::build_with_tls(info, self.certificates.clone()),
+            false => Client::open(info),
+        }
+    }
+
+    /// A connection, for whatever it is wanted.
+    pub(super) async fn connect(&self, address: &Address) -> RedisResult<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout))
+            // Each call has its own deadline, which counts from before it was sent.
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(PIPELINE_COMMANDS);
+        self.client(address)?.get_multiplexed_async_connection_with_config(&config).await
+    }
+}
+
+/// One server.
+pub(super) struct Node {
+    pub(super) address: Address,
+    pub(super) name: Arc<str>,
+    entry: Arc<Entry>,
+    lanes: Box<[Lane]>,
+    /// Where scripts may not read the time: the last that the server told, and when.
+    clock: Mutex<Option<(u64, Instant)>>,
+    is_clock_estimated: AtomicBool,
+    /// Told when a connection is lost or cannot be had: the server may no longer be the right one.
+    pub(super) doubt: Arc<Notify>,
+    pub(super) retired: CancellationToken,
+}
+
+/// One connection, or the want of one.
+struct Lane {
+    state: RwLock<LaneState>,
+    changed: Notify,
+    lost: Notify,
+    /// Calls in a row that were not answered in time.
+    timeouts: AtomicU32,
+    opened: AtomicU64,
+}
+
+enum LaneState {
+    /// For the first time, or again after it was lost: callers wait.
+    Opening,
+    Open { connection: MultiplexedConnection, number: u64 },
+    /// The last attempt has failed: callers are told why at once.
+    Closed(StoreError),
+}
+
+/// A connection on loan for one call.
+pub(super) struct Borrowed {
+    pub(super) connection: MultiplexedConnection,
+    lane: usize,
+    number: u64,
+}
+
+impl Node {
+    pub(super) fn new(address: Address, entry: Arc<Entry>, doubt: Arc<Notify>) -> Self {
+        let lane = |_| Lane {
+            state: RwLock::new(LaneState::Opening),
+            changed: Notify::new(),
+            lost: Notify::new(),
+            timeouts: AtomicU32::new(0),
+            opened: AtomicU64::new(0),
+        };
+        Self {
+            name: address.to_string().into(),
+            address,
+            lanes: (0..entry.connections.max(1)).map(lane).collect(),
+            entry,
+            clock: Mutex::new(None),
+            is_clock_estimated: AtomicBool::new(false),
+            doubt,
+            retired: CancellationToken::new(),
+        }
+    }
+
+    /// How many connections it has, or wants.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// A connection for keys of this hash, as soon as there is one.
+    pub(super) async fn borrow(&self, hash: u64, deadline: Instant) -> Result<Borrowed, StoreError> {
+        let lane_number = (hash % self.lanes.len() as u64) as usize;
+        let lane = &self.lanes[lane_number];
+        loop {
+            let changed = lane.changed.notified();
+            match &*lane.state.read() {
+                LaneState::Open { connection, number } => {
+                    return Ok(Borrowed { connection: connection.clone(), lane: lane_number, number: *number });
+                }
+                LaneState::Closed(why) => return Err(why.clone()),
+                LaneState::Opening => {}
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                let why = "it is being opened";
+                return Err(StoreError::Unreachable { server: Arc::clone(&self.name), why: why.into() });
+            }
+        }
+    }
+
+    /// A call on this connection was answered.
+    pub(super) fn answered(&self, borrowed: &Borrowed) {
+        let timeouts = &self.lanes[borrowed.lane].timeouts;
+        if timeouts.load(Ordering::Relaxed) != 0 {
+            timeouts.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A call on this connection was not answered in time.
+    pub(super) fn unanswered(&self, borrowed: &Borrowed) {
+        let lane = &self.lanes[borrowed.lane];
+        if lane.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
+            self.lost(borrowed);
+        }
+    }
+
+    /// This connection is of no more use.
+    pub(super) fn lost(&self, borrowed: &Borrowed) {
+        let lane = &self.lanes[borrowed.lane];
+        let mut state = lane.state.write();
+        // Unless somebody has said so before, and it was opened anew.
+        if matches!(&*state, LaneState::Open { number, .. } if *number == borrowed.number) {
+            *state = LaneState::Opening;
+            lane.lost.notify_one();
+            self.doubt.notify_one();
+        }
+    }
+
+    /// Whether any connection is open, or why not.
+    pub(super) fn health(&self) -> Result<(), StoreError> {
+        let mut why = StoreError::Unreachable { server: Arc::clone(&self.name), why: "it is being opened".into() };
+        for lane in &self.lanes {
+            match &*lane.state.read() {
+                LaneState::Open { .. } => return Ok(()),
+                LaneState::Closed(closed) => why = closed.clone(),
+                LaneState::Opening => {}
+            }
+        }
+        Err(why)
+    }
+
+    /// The server's time for a script that may not read it; never ahead of it.
+    pub(super) fn estimated_now(&self) -> Option<Timestamp> {
+        if !self.is_clock_estimated.load(Ordering::Relaxed) {
+            return None;
+        }
+        let (us, read) = (*self.clock.lock())?;
+        Some(Timestamp::from_micros(us + read.elapsed().as_micros() as u64))
+    }
+
+    /// Keeps one connection open until the node is retired.
+    pub(super) async fn keep_open(self: Arc<Self>, lane: usize) {
+        let retired = self.retired.clone();
+        tokio::select! {
+            () = retired.cancelled() => {}
+            () = self.reopen(&self.lanes[lane]) => {}
+        }
+    }
+
+    async fn reopen(&self, lane: &Lane) {
+        let mut pause = PAUSE_MIN;
+        let mut said: Option<String> = None;
+        loop {
+            match self.open().await {
+                Ok(connection) => {
+                    if said.take().is_some() {
+                        tracing::info!(server = %self.name, "connected again");
+                    }
+                    pause = PAUSE_MIN;
+                    lane.timeouts.store(0, Ordering::Relaxed);
+                    let number = lane.opened.fetch_add(1, Ordering::Relaxed) + 1;
+                    *lane.state.write() = LaneState::Open { connection: connection.clone(), number };
+                    lane.changed.notify_waiters();
+                    self.until_lost(lane, connection).await;
+                }
+                Err(why) => {
+                    let text = why.to_string();
+                    if said.as_ref() != Some(&text) {
+                        tracing::warn!(server = %self.name, "{text}");
+                    }
+                    said = Some(text);
+                    let refused = matches!(why, StoreError::Refused { .. });
+                    *lane.state.write() = LaneState::Closed(why);
+                    lane.changed.notify_waiters();
+                    self.doubt.notify_one();
+                    sleep(jittered(if refused { PAUSE_REFUSED } else { pause })).await;
+                    pause = PAUSE_MAX.min(pause * 2);
+                }
+            }
+        }
+    }
+
+    async fn until_lost(&self, lane: &Lane, mut connection: MultiplexedConnection) {
+        loop {
+            tokio::select! {
+                () = lane.lost.notified() => return,
+                () = sleep(CLOCK_EVERY), if self.is_clock_estimated.load(Ordering::Relaxed) => {
+                    // A connection that cannot tell the time will fail its next call, and be lost then.
+                    let _ = timeout(self.entry.connect_timeout, self.read_clock(&mut connection)).await;
+                }
+            }
+        }
+    }
+
+    /// A connection on which everything is ready: the scripts, the server's clock, its role.
+    async fn open(&self) -> Result<MultiplexedConnection, StoreError> {
+        let opening = async {
+            let mut connection = self.entry.connect(&self.address).await?;
+            if self.entry.primaries_only {
+                self.expect_primary(&mut connection).await?;
+            }
+            self.load_scripts(&mut connection).await?;
+            self.probe_clock(&mut connection).await?;
+            self.warn_of_eviction(&mut connection).await;
+            Ok(connection)
+        };
+        match timeout(self.entry.connect_timeout, opening).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(connect_error(&error, &self.name)),
+            Err(_) => {
+                let why = format!("no answer within {} ms", self.entry.connect_timeout.as_millis());
+                Err(StoreError::Unreachable { server: Arc::clone(&self.name), why: why.into() })
+            }
+        }
+    }
+
+    async fn expect_primary(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        let mut role = Cmd::new();
+        role.arg("ROLE");
+        match single(connection.send_packed_command(&role).await) {
+            Ok(Value::Array(role)) if matches!(role.first(), Some(Value::BulkString(name)) if name == b"master") => Ok(()),
+            Ok(_) => {
+                let why = (redis::ErrorKind::Client, "it is no primary (yet)");
+                Err(why.into())
+            }
+            // Who may not ask finds out by the first write.
+            Err(error) if error.to_string().contains("NOPERM") => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the scripts known to the server.
+    pub(super) async fn load_scripts(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        let mut load = Pipeline::new();
+        for script in SCRIPTS.all() {
+            load.cmd("SCRIPT").arg("LOAD").arg(&script.source);
+        }
+        let answers = connection.send_packed_commands(&load, 0, load.len()).await?;
+        for (script, answer) in SCRIPTS.all().zip(answers) {
+            match single(Ok(answer))? {
+                Value::BulkString(sha) if sha == script.sha.as_bytes() => {}
+                other => {
+                    let why = (redis::ErrorKind::Client, "SCRIPT LOAD was answered strangely", format!("{other:?}"));
+                    return Err(why.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out whether scripts may read the time before they write. Servers before version 5 do not let them.
+    async fn probe_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        let mut probe = Pipeline::new();
+        probe.cmd("SCRIPT").arg("LOAD").arg(&SCRIPTS.probe.source);
+        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(1).arg("rate_limiter:probe");
+        let answer = connection.send_packed_commands(&probe, 1, 1).await?.pop().unwrap_or(Value::Nil);
+        let refused = matches!(single(Ok(answer)), Err(error) if error.to_string().contains("non deterministic"));
+        if refused {
+            self.read_clock(connection).await?;
+            if !self.is_clock_estimated.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    server = %self.name,
+                    "scripts may not read the time here: it is estimated from the server's TIME, never ahead of it"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        let mut time = Cmd::new();
+        time.arg("TIME");
+        let (secs, us): (u64, u64) = redis::from_redis_value(single(connection.send_packed_command(&time).await)?)?;
+        *self.clock.lock() = Some((secs * 1_000_000 + us, Instant::now()));
+        Ok(())
+    }
+
+    /// Under `allkeys-*` the server drops limits silently when its memory is full. Only a warning: the user may not be
+    /// allowed to ask.
+    async fn warn_of_eviction(&self, connection: &mut MultiplexedConnection) {
+        let mut ask = Cmd::new();
+        ask.arg("CONFIG").arg("GET").arg("maxmemory-policy");
+        let Ok(Ok(answer)) = single(connection.send_packed_command(&ask).await)
+            .map(redis::from_redis_value::<std::collections::HashMap<String, String>>)
+        else {
+            return;
+        };
+        if let Some(policy) = answer.get("maxmemory-policy").filter(|policy| policy.starts_with("allkeys-")) {
+            tracing::warn!(
+                server = %self.name,
+                policy,
+                "the server may evict any key when its memory is full, which would reset limits silently; \
+                 set maxmemory-policy to noeviction or volatile-ttl"
+            );
+        }
+    }
+}
+
+/// An answer that is an error counts as one.
+pub(super) fn single(answer: RedisResult<Value>) -> RedisResult<Value> {
+    match answer {
+        Ok(Value::ServerError(error)) => Err(RedisError::from(error)),
+        other => other,
+    }
+}
+
+/// Up to a quarter more, so that many nodes do not come at once.
+fn jittered(pause: Duration) -> Duration {
+    let mut byte = [0];
+    // Without randomness the pause is the plain one.
+    let _ = getrandom::fill(&mut byte);
+    pause + pause / 4 * u32::from(byte[0]) / 256
+}

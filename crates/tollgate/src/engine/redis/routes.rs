@@ -1,0 +1,442 @@
+//! Which server decides on a key, and the call to it. One server, a primary that sentinels know, and the primaries of a
+//! cluster differ only in how they are found.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use parking_lot::RwLock;
+use redis::{Cmd, Pipeline, RedisResult, Value};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tollgate_core::Timestamp;
+
+use super::driver::Tasks;
+use super::error::{Fault, Redirect, StoreError, connect_error, fault};
+use super::node::{Entry, Node, single};
+use super::slot::{SLOTS, slot_of};
+use super::url::{Address, Shape};
+
+/// Redirects that one call follows. A cluster that sends a call in circles is one that is changing hands.
+const REDIRECTS_MAX: u32 = 3;
+/// Before a call is repeated that met keys on the move. It did not run.
+const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
+/// Between two looks at who is who, however many have asked for one.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// Looks at who is who when nobody has asked for one.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Nobody has this slot.
+const NOBODY: u16 = u16::MAX;
+
+/// The servers of a store.
+pub(super) struct Routes {
+    shape: Shape,
+    seeds: Vec<Address>,
+    entry: Arc<Entry>,
+    /// Sentinels have users of their own.
+    sentinel_entry: Entry,
+    table: RwLock<Table>,
+    /// Told when the table is another one.
+    changed: Notify,
+    /// Told when the table may be wrong.
+    doubt: Arc<Notify>,
+    tasks: Tasks,
+}
+
+struct Table {
+    nodes: Vec<Arc<Node>>,
+    /// The node of each slot. A store that is no cluster has one slot.
+    slots: Vec<u16>,
+    /// Why nobody is known, once that was found out.
+    why: Option<StoreError>,
+}
+
+/// What a server answered, and between which instants it did.
+pub(super) struct Reply {
+    pub(super) value: Value,
+    pub(super) sent: Instant,
+    pub(super) received: Instant,
+}
+
+impl Routes {
+    pub(super) fn new(shape: Shape, seeds: Vec<Address>, entry: Entry, sentinel_entry: Entry, tasks: Tasks) -> Arc<Self> {
+        let slots = if shape == Shape::Cluster { SLOTS } else { 1 };
+        let routes = Arc::new(Self {
+            entry: Arc::new(entry),
+            sentinel_entry,
+            table: RwLock::new(Table { nodes: Vec::new(), slots: vec![NOBODY; slots], why: None }),
+            changed: Notify::new(),
+            doubt: Arc::new(Notify::new()),
+            tasks,
+            shape,
+            seeds,
+        });
+        match &routes.shape {
+            Shape::Standalone => {
+                if let Some(address) = routes.seeds.first() {
+                    routes.adopt(address);
+                    routes.table.write().slots[0] = 0;
+                }
+            }
+            Shape::Sentinel { master } => {
+                routes.tasks.hand_over(Arc::clone(&routes).keep_looking());
+                for sentinel in routes.seeds.clone() {
+                    routes.tasks.hand_over(Arc::clone(&routes).watch_switches(sentinel, master.clone()));
+                }
+            }
+            Shape::Cluster => routes.tasks.hand_over(Arc::clone(&routes).keep_looking()),
+        }
+        routes
+    }
+
+    /// The slot of a key in this store.
+    pub(super) fn slot(&self, key: &str) -> u16 {
+        if self.shape == Shape::Cluster { slot_of(key) } else { 0 }
+    }
+
+    /// Whether any decision can be had from every server that is known, or why not.
+    pub(super) fn health(&self) -> Result<(), StoreError> {
+        let table = self.table.read();
+        match (table.nodes.as_slice(), &table.why) {
+            ([], Some(why)) => Err(why.clone()),
+            ([], None) => Err(self.not_yet()),
+            (nodes, _) => nodes.iter().try_for_each(|node| node.health()),
+        }
+    }
+
+    fn not_yet(&self) -> StoreError {
+        let server = self.seeds.first().map_or_else(String::new, Address::to_string);
+        StoreError::Unreachable { server: server.into(), why: "the store is still being found".into() }
+    }
+
+    /// Calls the server of `slot`. Follows redirects and repeats what did not run; nothing that may have run is repeated.
+    pub(super) async fn call(
+        &self,
+        key: &str,
+        slot: u16,
+        hash: u64,
+        deadline: Instant,
+        command: impl Fn(Option<Timestamp>) -> Cmd,
+    ) -> Result<Reply, StoreError> {
+        let begun = Instant::now();
+        let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
+        let mut node = self.node(slot, deadline).await?;
+        let (mut asking, mut redirects, mut loaded) = (false, 0, false);
+        loop {
+            let mut borrowed = node.borrow(hash, deadline).await?;
+            let command = command(node.estimated_now());
+            let connection = &mut borrowed.connection;
+            let sent = Instant::now();
+            let answer = timeout_at(deadline, async {
+                if asking {
+                    return send_asking(connection, &command).await;
+                }
+                single(connection.send_packed_command(&command).await)
+            });
+            let error = match answer.await {
+                Ok(Ok(value)) => {
+                    node.answered(&borrowed);
+                    return Ok(Reply { value, sent, received: Instant::now() });
+                }
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    node.unanswered(&borrowed);
+                    return Err(late());
+                }
+            };
+            asking = false;
+            match fault(&error, &node.name, key) {
+                Fault::NoScript if !loaded => {
+                    loaded = true;
+                    // The script is asked for where it was missing, which may be where a redirect has led.
+                    asking = redirects > 0;
+                    let load = node.load_scripts(&mut borrowed.connection);
+                    timeout_at(deadline, load)
+                        .await
+                        .map_err(|_| late())?
+                        .map_err(|error| connect_error(&error, &node.name))?;
+                }
+                Fault::NoScript => return Err(StoreError::protocol("a script is gone as soon as it is loaded")),
+                Fault::Moved(redirect) if redirects < REDIRECTS_MAX => {
+                    redirects += 1;
+                    node = self.moved(&redirect, &node);
+                }
+                Fault::Ask(redirect) if redirects < REDIRECTS_MAX => {
+                    redirects += 1;
+                    asking = true;
+                    node = self.adopt(&redirect.address(&node));
+                }
+                Fault::Moved(_) | Fault::Ask(_) => {
+                    self.doubt.notify_one();
+                    let why = "the cluster sends this key in circles".into();
+                    return Err(StoreError::Unavailable { server: Arc::clone(&node.name), why });
+                }
+                Fault::TryAgain => {
+                    asking = redirects > 0;
+                    timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await.map_err(|_| late())?;
+                }
+                Fault::Broken(why) => {
+                    node.lost(&borrowed);
+                    return Err(why);
+                }
+                Fault::Demoted(why) => {
+                    node.lost(&borrowed);
+                    self.doubt.notify_one();
+                    return Err(why);
+                }
+                Fault::Answered(why) => {
+                    node.answered(&borrowed);
+                    if matches!(why, StoreError::Unavailable { .. }) {
+                        self.doubt.notify_one();
+                    }
+                    return Err(why);
+                }
+            }
+        }
+    }
+
+    /// The node of a slot, as soon as one is known.
+    async fn node(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, StoreError> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let table = self.table.read();
+                let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
+                match (table.nodes.get(usize::from(number)), &table.why) {
+                    (Some(node), _) => return Ok(Arc::clone(node)),
+                    (None, Some(why)) => return Err(why.clone()),
+                    (None, None) => {}
+                }
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                return Err(self.not_yet());
+            }
+        }
+    }
+
+    /// The node at an address, which is known from now on.
+    fn adopt(&self, address: &Address) -> Arc<Node> {
+        let mut table = self.table.write();
+        if let Some(node) = table.nodes.iter().find(|node| node.address == *address) {
+            return Arc::clone(node);
+        }
+        let node = Arc::new(Node::new(address.clone(), Arc::clone(&self.entry), Arc::clone(&self.doubt)));
+        for lane in 0..node.lanes() {
+            self.tasks.hand_over(Arc::clone(&node).keep_open(lane));
+        }
+        table.nodes.push(Arc::clone(&node));
+        node
+    }
+
+    /// A slot has a new owner.
+    fn moved(&self, redirect: &Redirect, by: &Node) -> Arc<Node> {
+        let node = self.adopt(&redirect.address(by));
+        let mut table = self.table.write();
+        let number = table.nodes.iter().position(|known| Arc::ptr_eq(known, &node));
+        if let (Some(number), Some(owner)) = (number, table.slots.get_mut(usize::from(redirect.slot))) {
+            *owner = number as u16;
+        }
+        // Its neighbours have probably moved as well.
+        self.doubt.notify_one();
+        node
+    }
+
+    /// Finds out who is who, again and again.
+    async fn keep_looking(self: Arc<Self>) {
+        let mut said: Option<String> = None;
+        loop {
+            let found = match &self.shape {
+                Shape::Standalone => return,
+                Shape::Sentinel { master } => self.find_primary(master).await.map(|primary| vec![(primary, 0..=0)]),
+                Shape::Cluster => self.find_slots().await,
+            };
+            match found {
+                Ok(found) => {
+                    said = None;
+                    self.replace(found);
+                }
+                Err(why) => {
+                    let text = why.to_string();
+                    if said.as_ref() != Some(&text) {
+                        tracing::warn!("{text}");
+                    }
+                    said = Some(text);
+                    self.table.write().why = Some(why);
+                    self.changed.notify_waiters();
+                    // Nobody has to ask for another look.
+                    self.doubt.notify_one();
+                }
+            }
+            sleep(LOOK_PAUSE).await;
+            // Whether somebody has asked or it is time makes no difference.
+            let _ = timeout(LOOK_EVERY, self.doubt.notified()).await;
+        }
+    }
+
+    /// The table as it was found. Nodes without slots are let go.
+    fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
+        let mut slots = vec![NOBODY; self.table.read().slots.len()];
+        for (address, range) in &found {
+            let node = self.adopt(address);
+            let table = self.table.read();
+            if let Some(number) = table.nodes.iter().position(|known| Arc::ptr_eq(known, &node)) {
+                for slot in range.clone() {
+                    if let Some(owner) = slots.get_mut(usize::from(slot)) {
+                        *owner = number as u16;
+                    }
+                }
+            }
+        }
+        let mut table = self.table.write();
+        let table = &mut *table;
+        let kept: Vec<_> = table.nodes.iter().map(|node| found.iter().any(|(address, _)| *address == node.address)).collect();
+        let mut numbers = Vec::with_capacity(kept.len());
+        let mut next = 0;
+        for kept in &kept {
+            numbers.push(if *kept { next } else { NOBODY });
+            next += u16::from(*kept);
+        }
+        for (node, _) in table.nodes.iter().zip(&kept).filter(|(_, kept)| !**kept) {
+            tracing::info!(server = %node.name, "no longer a primary of the store");
+            node.retired.cancel();
+        }
+        let mut kept = kept.into_iter();
+        table.nodes.retain(|_| kept.next().unwrap_or(false));
+        for slot in &mut slots {
+            *slot = numbers.get(usize::from(*slot)).copied().unwrap_or(NOBODY);
+        }
+        table.slots = slots;
+        // A slot without owner is told apart from a store that is still being found.
+        table.why = Some(StoreError::Unavailable { server: "the cluster".into(), why: "nobody has this slot".into() });
+        self.changed.notify_waiters();
+    }
+
+    /// Asks one sentinel after another who the primary is.
+    async fn find_primary(&self, master: &str) -> Result<Address, StoreError> {
+        let mut why = self.not_yet();
+        for sentinel in &self.seeds {
+            let name: Arc<str> = sentinel.to_string().into();
+            let ask = async {
+                let mut connection = self.sentinel_entry.connect(sentinel).await?;
+                let mut ask = Cmd::new();
+                ask.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+                let answer = single(connection.send_packed_command(&ask).await)?;
+                Ok(redis::from_redis_value::<Option<(String, u16)>>(answer)?)
+            };
+            why = match timeout(self.sentinel_entry.connect_timeout, ask).await {
+                Ok(Ok(Some((host, port)))) => return Ok(Address::Tcp { host, port }),
+                Ok(Ok(None)) => StoreError::Refused {
+                    server: name,
+                    why: format!("it knows no master named {master}").into(),
+                    hint: "look at the name at the end of the store's URL",
+                },
+                Ok(Err(error)) => connect_error(&error, &name),
+                Err(_) => StoreError::Unreachable { server: name, why: "no answer in time".into() },
+            };
+        }
+        Err(why)
+    }
+
+    /// Listens to one sentinel for as long as the engine lives: a new primary is followed at once.
+    async fn watch_switches(self: Arc<Self>, sentinel: Address, master: String) {
+        loop {
+            let subscribe = async {
+                let mut events = self.sentinel_entry.client(&sentinel)?.get_async_pubsub().await?;
+                events.subscribe("+switch-master").await?;
+                RedisResult::Ok(events)
+            };
+            if let Ok(Ok(events)) = timeout(self.sentinel_entry.connect_timeout, subscribe).await {
+                let mut events = events.into_on_message();
+                while let Some(event) = events.next().await {
+                    let event: String = event.get_payload().unwrap_or_default();
+                    if event.split(' ').next() == Some(&master) {
+                        tracing::info!(%event, "the sentinels have switched to another primary");
+                        self.doubt.notify_one();
+                    }
+                }
+            }
+            sleep(LOOK_EVERY / 10).await;
+        }
+    }
+
+    /// Asks one node after another who has which slots.
+    async fn find_slots(&self) -> Result<Vec<(Address, std::ops::RangeInclusive<u16>)>, StoreError> {
+        let mut ask = Cmd::new();
+        ask.arg("CLUSTER").arg("SLOTS");
+        let deadline = || Instant::now() + self.entry.connect_timeout;
+        let known: Vec<_> = self.table.read().nodes.clone();
+        for node in known.iter().filter(|node| node.health().is_ok()) {
+            let Ok(mut borrowed) = node.borrow(0, deadline()).await else { continue };
+            let answer = timeout_at(deadline(), borrowed.connection.send_packed_command(&ask)).await;
+            if let Ok(Ok(slots)) = answer.map(single)
+                && let Some(found) = owners(slots, &node.address)
+            {
+                return Ok(found);
+            }
+        }
+        let mut why = self.not_yet();
+        for seed in &self.seeds {
+            let name: Arc<str> = seed.to_string().into();
+            let asked = async {
+                let mut connection = self.entry.connect(seed).await?;
+                single(connection.send_packed_command(&ask).await)
+            };
+            why = match timeout_at(deadline(), asked).await {
+                Ok(Ok(slots)) => match owners(slots, seed) {
+                    Some(found) if !found.is_empty() => return Ok(found),
+                    Some(_) | None => {
+                        StoreError::Unavailable { server: name, why: "it knows of no slots".into() }
+                    }
+                },
+                Ok(Err(error)) => connect_error(&error, &name),
+                Err(_) => StoreError::Unreachable { server: name, why: "no answer in time".into() },
+            };
+        }
+        Err(why)
+    }
+}
+
+impl Redirect {
+    fn address(&self, by: &Node) -> Address {
+        Address::Tcp { host: host_or(&self.host, &by.address), port: self.port }
+    }
+}
+
+/// The host that was named, or that of the one who named none.
+fn host_or(named: &str, by: &Address) -> String {
+    match by {
+        Address::Tcp { host, .. } if named.is_empty() => host.clone(),
+        Address::Tcp { .. } | Address::Unix(_) => named.to_owned(),
+    }
+}
+
+/// The primaries and their slots, as CLUSTER SLOTS lists them.
+fn owners(slots: Value, by: &Address) -> Option<Vec<(Address, std::ops::RangeInclusive<u16>)>> {
+    let Value::Array(ranges) = slots else { return None };
+    let number = |value: Option<&Value>| match value {
+        Some(Value::Int(number)) => u16::try_from(*number).ok(),
+        _ => None,
+    };
+    let mut found = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let Value::Array(range) = range else { return None };
+        let (first, last) = (number(range.first())?, number(range.get(1))?);
+        let Some(Value::Array(primary)) = range.get(2) else { return None };
+        let host = match primary.first() {
+            Some(Value::BulkString(host)) => String::from_utf8_lossy(host).into_owned(),
+            _ => String::new(),
+        };
+        let port = number(primary.get(1))?;
+        found.push((Address::Tcp { host: host_or(&host, by), port }, first..=last));
+    }
+    Some(found)
+}
+
+/// A command for a slot that is on the move to the server that is asked.
+async fn send_asking(connection: &mut redis::aio::MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
+    let mut both = Pipeline::new();
+    both.cmd("ASKING");
+    both.add_command(command.clone());
+    let mut answers = connection.send_packed_commands(&both, 0, 2).await?;
+    single(Ok(answers.pop().unwrap_or(Value::Nil)))
+}

@@ -1,0 +1,595 @@
+//! The scripts, what is said to them, and what their answers mean.
+//!
+//! A script decides and writes; it answers with the state as it was. Whoever has that state and the time knows the answer to
+//! every question of the call, by the same arithmetic in Rust: the questions are played through it here.
+
+use std::sync::LazyLock;
+
+use redis::{Cmd, Value};
+use tollgate_core::algorithm::{Algorithm, BucketState, CounterState, IntervalState, WindowState};
+use tollgate_core::{Ask, Decision, LeakyMode, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket};
+
+use super::error::StoreError;
+
+/// A script by its text and by the name under which servers keep it.
+pub(super) struct Script {
+    pub(super) source: String,
+    pub(super) sha: String,
+}
+
+/// One script for each home of states, and one for several limits at once.
+pub(super) struct Scripts {
+    single: [Script; 6],
+    pub(super) several: Script,
+    /// Finds out whether scripts may read the time and then write.
+    pub(super) probe: Script,
+}
+
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(Scripts::compose);
+
+const PRELUDE: &str = include_str!("lua/prelude.lua");
+const TOKENS: &str = "local AMOUNT, DATED, WATER = 'tokens', 'last_refill', false\n";
+const WATER: &str = "local AMOUNT, DATED, WATER = 'level', 'last_leak', true\n";
+const BUCKET: &str = include_str!("lua/bucket.lua");
+/// By [`home`]: a name, what is set beforehand, and the text.
+const BODIES: [(&str, &str, &str); 6] = [
+    ("token_bucket", TOKENS, BUCKET),
+    ("interval_bucket", "", include_str!("lua/interval_bucket.lua")),
+    ("leaky_bucket", WATER, BUCKET),
+    ("fixed_window", "", include_str!("lua/fixed_window.lua")),
+    ("sliding_log", "", include_str!("lua/sliding_log.lua")),
+    ("sliding_counter", "", include_str!("lua/sliding_counter.lua")),
+];
+const SEVERAL: &str = include_str!("lua/several.lua");
+const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', KEYS[1], 1)";
+
+/// Where in [`BODIES`] the script of a limit is.
+const fn home(limit: &Limit) -> usize {
+    match limit {
+        Limit::TokenBucket(_) => 0,
+        Limit::IntervalBucket(_) => 1,
+        Limit::LeakyBucket(_) => 2,
+        Limit::FixedWindow(_) => 3,
+        Limit::SlidingLog(_) => 4,
+        Limit::SlidingCounter(_) => 5,
+    }
+}
+
+impl Scripts {
+    fn compose() -> Self {
+        let script = |source: String| {
+            let sha = redis::Script::new(&source).get_hash().to_owned();
+            Script { source, sha }
+        };
+        let single = BODIES.map(|(_, head, body)| script(format!("{PRELUDE}{head}{body}")));
+        let mut several = format!("{PRELUDE}local algorithms = {{}}\n");
+        for (name, head, body) in BODIES {
+            several += &format!("algorithms.{name} = function(KEYS, ARGV)\n{head}{body}end\n");
+        }
+        Self { single, several: script(several + SEVERAL), probe: script(PROBE.to_owned()) }
+    }
+
+    /// The script that decides on one limit.
+    pub(super) fn of(&self, limit: &Limit) -> &Script {
+        &self.single[home(limit)]
+    }
+
+    /// All that decide: what a server must know before it is asked.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
+        self.single.iter().chain([&self.several])
+    }
+}
+
+/// A question that a call answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Question {
+    /// Takes permits.
+    Take(Ask),
+    /// The same without taking them.
+    Peek(Ask),
+}
+
+/// A change that asks nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    Refund { permits: u64, at: Timestamp },
+    Charge { permits: u64 },
+}
+
+/// Equal questions in a row. A run of none only looks.
+struct Run {
+    cost: u64,
+    wait: i64,
+    count: u64,
+}
+
+/// What a script is asked for: questions in runs, leaving out those whose answer needs nothing but the state.
+fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for question in questions {
+        let (ask, count) = match *question {
+            Question::Take(ask) => (ask, 1),
+            Question::Peek(ask) if matches!(limit, Limit::SlidingLog(_)) => (ask, 0),
+            Question::Peek(_) => continue,
+        };
+        if !is_sent(limit, ask) {
+            continue;
+        }
+        let wait = match (ask.wait, limit) {
+            (Some(wait), _) => wait.get().min(limit.horizon().get()) as i64,
+            (None, Limit::LeakyBucket(it)) if it.mode() == LeakyMode::Queue => -1,
+            (None, _) => 0,
+        };
+        match runs.last_mut() {
+            Some(run) if run.cost == ask.cost && run.wait == wait && run.count > 0 && count > 0 => run.count += 1,
+            _ => runs.push(Run { cost: ask.cost, wait, count }),
+        }
+    }
+    runs
+}
+
+/// Costs of nothing are always admitted, and those above the limit's size never.
+const fn is_sent(limit: &Limit, ask: Ask) -> bool {
+    ask.cost > 0 && ask.cost <= limit.size()
+}
+
+/// Adds what the script must know of a limit.
+fn add_parameters(arguments: &mut Vec<i64>, limit: &Limit) {
+    let of_bucket = |it: &TokenBucket| [it.tick(), it.unit(), it.flow(), it.capacity()].map(|n| n as i64);
+    match limit {
+        Limit::TokenBucket(it) => {
+            arguments.extend(of_bucket(it));
+            arguments.push(0);
+        }
+        Limit::LeakyBucket(it) => {
+            arguments.extend(of_bucket(it.room()));
+            arguments.push(i64::from(it.mode() == LeakyMode::Queue));
+        }
+        Limit::IntervalBucket(it) => {
+            arguments.extend([it.capacity(), it.refill(), it.period()].map(|n| n as i64));
+        }
+        Limit::FixedWindow(it) => {
+            let numbers = [it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())];
+            arguments.extend(numbers);
+        }
+        Limit::SlidingLog(it) => {
+            let numbers = [it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())];
+            arguments.extend(numbers);
+        }
+        Limit::SlidingCounter(it) => {
+            let tick = if it.is_strict() { 0 } else { it.tick() as i64 };
+            let length = it.window().get() / u64::from(it.sub_buckets());
+            arguments.extend([it.limit() as i64, i64::from(it.sub_buckets()), length as i64, tick]);
+            arguments.push(i64::from(it.counts_denied()));
+        }
+    }
+}
+
+fn add_runs(arguments: &mut Vec<i64>, runs: &[Run]) {
+    for run in runs {
+        arguments.extend([run.cost as i64, run.wait, run.count as i64]);
+    }
+}
+
+/// A call of a script: EVALSHA, its keys, and the time if it is not to read its own.
+fn evalsha(script: &Script, keys: &[&str], now: Option<Timestamp>) -> Cmd {
+    let mut command = Cmd::with_capacity(16, 256);
+    command.arg("EVALSHA").arg(&script.sha).arg(keys.len());
+    for key in keys {
+        command.arg(*key);
+    }
+    match now {
+        Some(now) => command.arg(now.as_micros()),
+        None => command.arg(""),
+    };
+    command
+}
+
+/// The call that answers questions on one key.
+pub(super) fn ask(limit: &Limit, key: &str, questions: &[Question], now: Option<Timestamp>) -> Cmd {
+    let mut command = evalsha(SCRIPTS.of(limit), &[key], now);
+    let mut arguments = Vec::with_capacity(16);
+    add_parameters(&mut arguments, limit);
+    add_runs(&mut arguments, &runs(limit, questions));
+    command.arg("ask");
+    for argument in arguments {
+        command.arg(argument);
+    }
+    command
+}
+
+/// The call that makes a change on one key.
+pub(super) fn change(limit: &Limit, key: &str, change: Change, now: Option<Timestamp>) -> Cmd {
+    let mut command = evalsha(SCRIPTS.of(limit), &[key], now);
+    let mut arguments = Vec::with_capacity(8);
+    add_parameters(&mut arguments, limit);
+    // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
+    let cut = |permits: u64| permits.min(1 << 52) as i64;
+    let operation = match change {
+        Change::Refund { permits, at } => {
+            arguments.extend([cut(permits), at.as_micros() as i64]);
+            "refund"
+        }
+        Change::Charge { permits } => {
+            arguments.push(cut(permits));
+            "charge"
+        }
+    };
+    command.arg(operation);
+    for argument in arguments {
+        command.arg(argument);
+    }
+    command
+}
+
+/// The call that takes from several limits or from none.
+pub(super) fn ask_several(checks: &[(&Limit, &str, u64)], now: Option<Timestamp>) -> Cmd {
+    let keys: Vec<_> = checks.iter().map(|(_, key, _)| *key).collect();
+    let mut command = evalsha(&SCRIPTS.several, &keys, now);
+    for (limit, _, cost) in checks {
+        let mut arguments = Vec::with_capacity(12);
+        add_parameters(&mut arguments, limit);
+        add_runs(&mut arguments, &[Run { cost: *cost, wait: 0, count: 1 }]);
+        command.arg(BODIES[home(limit)].0).arg(arguments.len());
+        for argument in arguments {
+            command.arg(argument);
+        }
+    }
+    command
+}
+
+/// What a call told.
+pub(super) struct Told {
+    /// One for each question, in order.
+    pub(super) decisions: Vec<Decision>,
+    /// What can be known of later denials.
+    pub(super) memory: Memory,
+    /// The server's time.
+    pub(super) now: Timestamp,
+}
+
+/// What is known of a key after a call.
+#[derive(Clone, Debug)]
+pub(super) enum Memory {
+    /// All of it.
+    State(State),
+    /// A log stays where it is: only that this was denied.
+    Denied(Ask, Decision),
+    /// A log that denied nothing.
+    Nothing,
+}
+
+/// Plays questions through the state that a script has answered with.
+pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Result<Told, StoreError> {
+    let mut answer = Answer::new(answer)?;
+    let (admitted, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
+    let (told, taken) = match limit {
+        Limit::SlidingLog(_) => replay_log(limit, questions, &mut answer, now)?,
+        _ => {
+            let mut state = stored_state(limit, &mut answer, now)?;
+            let mut decisions = Vec::with_capacity(questions.len());
+            let mut taken = 0;
+            for question in questions {
+                let outcome = match *question {
+                    Question::Take(ask) => {
+                        let outcome = limit.decide(&mut state, now, ask);
+                        taken += i64::from(is_sent(limit, ask) && outcome.is_admitted());
+                        outcome
+                    }
+                    Question::Peek(ask) => limit.peek(&state, now, ask),
+                };
+                decisions.push(decision(limit, outcome, limit.standing(&state, now), now));
+            }
+            (Told { decisions, memory: Memory::State(state), now }, taken)
+        }
+    };
+    if taken != admitted {
+        return Err(StoreError::protocol(format_args!("the script admitted {admitted}, its state says {taken}")));
+    }
+    Ok(told)
+}
+
+/// Plays one take from each of several limits, all of them or none. Says whether all were taken.
+pub(super) fn replay_several(
+    checks: &[(&Limit, &str, u64)],
+    answer: Value,
+) -> Result<(bool, Vec<Decision>), StoreError> {
+    let Value::Array(answers) = answer else { return Err(StoreError::protocol("no list of answers")) };
+    if answers.len() != checks.len() {
+        return Err(StoreError::protocol("as many answers as limits were expected"));
+    }
+    // Each answer as if it were alone, taken or not.
+    let mut looked = Vec::with_capacity(checks.len());
+    for ((limit, _, cost), answer) in checks.iter().zip(answers) {
+        let before = match &answer {
+            Value::Array(items) => Value::Array(items.clone()),
+            _ => return Err(StoreError::protocol("no list in an answer")),
+        };
+        let taken = replay(limit, &[Question::Take(Ask::of(*cost))], answer)?;
+        looked.push((before, taken.decisions[0]));
+    }
+    let all = looked.iter().all(|(_, decision)| decision.is_admitted());
+    let decisions = checks.iter().zip(looked).map(|((limit, ..), (before, taken))| {
+        if all || !taken.is_admitted() {
+            return Ok(taken);
+        }
+        // Would have been admitted, and was not taken: it stands as it stood.
+        let untouched = standing_before(limit, before)?;
+        Ok(Decision { remaining: untouched.remaining, reset: untouched.reset, ..taken })
+    });
+    Ok((all, decisions.collect::<Result<_, StoreError>>()?))
+}
+
+fn standing_before(limit: &Limit, answer: Value) -> Result<Standing, StoreError> {
+    let mut answer = Answer::new(answer)?;
+    let (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
+    match limit {
+        Limit::SlidingLog(_) => Ok(LogView::read(&mut answer)?.standing(limit, now)),
+        _ => Ok(limit.standing(&stored_state(limit, &mut answer, now)?, now)),
+    }
+}
+
+fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
+    Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at }
+}
+
+/// The state that stored fields stand for, by the same bounds as in the scripts.
+fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<State, StoreError> {
+    if answer.is_without_state() {
+        return Ok(limit.fresh(now));
+    }
+    let bucket = |it: &TokenBucket, water: bool, answer: &mut Answer| -> Result<State, StoreError> {
+        let (size, unit) = (it.capacity() as i64, it.unit() as i64);
+        let permits = answer.number()?.min(3 * size).max(-2 * size);
+        let units = permits * unit + answer.number_or(0)?.min(unit - 1).max(0);
+        let full = size * unit;
+        let level = if water { full - units } else { units };
+        let at = answer.number()?.div_euclid(it.tick() as i64);
+        Ok(State::Bucket(BucketState { level: level.min(full).max(-2 * full), at }))
+    };
+    match limit {
+        Limit::TokenBucket(it) => bucket(it, false, answer),
+        Limit::LeakyBucket(it) => bucket(it.room(), true, answer),
+        Limit::IntervalBucket(it) => {
+            let capacity = it.capacity() as i64;
+            let tokens = answer.number()?.min(capacity).max(-2 * capacity);
+            Ok(State::Interval(IntervalState { tokens, last: answer.number()? }))
+        }
+        Limit::FixedWindow(it) => {
+            let window = answer.number()?.div_euclid(it.window().get() as i64);
+            let count = answer.number()?.min(3 * it.limit() as i64).max(0);
+            Ok(State::Window(WindowState { window, count }))
+        }
+        Limit::SlidingCounter(it) => {
+            let length = (it.window().get() / u64::from(it.sub_buckets())) as i64;
+            counter_state(answer, it.limit() as i64, i64::from(it.sub_buckets()), length).map(State::Counter)
+        }
+        Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
+    }
+}
+
+/// A counter from the fields of its hash.
+fn counter_state(answer: &mut Answer, limit: i64, buckets: i64, length: i64) -> Result<CounterState, StoreError> {
+    let (mut seen, mut tail, mut sub) = (None, None, None);
+    let mut counts = Vec::new();
+    while let Some(name) = answer.text() {
+        let value = answer.number();
+        match name.as_str() {
+            "seen" => seen = Some(value?),
+            "tail" => tail = Some(value?),
+            "sub" => sub = Some(value?),
+            // Fields that later versions may add are none of ours.
+            other => {
+                if let Ok(index) = other.parse::<i64>() {
+                    counts.push((index, value?.min(2 * limit).max(0)));
+                }
+            }
+        }
+    }
+    let (Some(seen), Some(tail), Some(sub)) = (seen, tail, sub) else {
+        return Err(StoreError::protocol("a counter without its times"));
+    };
+    let current = seen.div_euclid(length);
+    if sub != length {
+        let total: i64 = counts.iter().map(|(_, count)| count).sum();
+        return Ok(CounterState { seen, tail: seen, first: current, counts: [total.min(limit)].into_iter().collect() });
+    }
+    let first = current - buckets;
+    let mut state = CounterState { seen, tail, first, counts: Default::default() };
+    for (index, count) in counts {
+        if index < first {
+            continue;
+        }
+        let at = (index - first) as usize;
+        if at as i64 > 3 * buckets + 2 {
+            return Err(StoreError::protocol("a counter with a sub-bucket far ahead"));
+        }
+        if at >= state.counts.len() {
+            state.counts.resize(at + 1, 0);
+        }
+        state.counts[at] = count;
+    }
+    Ok(state)
+}
+
+/// What a log says of itself without its entries.
+struct LogView {
+    time: i64,
+    used: i64,
+    oldest: Option<i64>,
+    earliest: i64,
+}
+
+impl LogView {
+    fn read(answer: &mut Answer) -> Result<Self, StoreError> {
+        let (time, used, oldest, earliest) =
+            (answer.number()?, answer.number()?, answer.number()?, answer.number()?);
+        Ok(Self { time, used, oldest: (oldest >= 0).then_some(oldest), earliest })
+    }
+
+    fn remaining(&self, limit: &Limit) -> i64 {
+        if self.earliest > self.time { 0 } else { (limit.size() as i64 - self.used).max(0) }
+    }
+
+    fn standing(&self, limit: &Limit, now: Timestamp) -> Standing {
+        let reset = self.oldest.map_or(0, |oldest| oldest + limit.horizon().get() as i64 - now.as_micros() as i64);
+        Standing { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
+    }
+
+    fn add(&mut self, start: i64, permits: i64) {
+        self.used += permits;
+        self.earliest = start;
+        self.oldest = self.oldest.or(Some(start));
+    }
+}
+
+/// As [`replay`], from the starts that the script has found.
+fn replay_log(
+    limit: &Limit,
+    questions: &[Question],
+    answer: &mut Answer,
+    now: Timestamp,
+) -> Result<(Told, i64), StoreError> {
+    let counts_denied = matches!(limit, Limit::SlidingLog(it) if it.counts_denied());
+    let mut view = LogView::read(answer)?;
+    let mut starts = Starts::default();
+    let mut decisions = Vec::with_capacity(questions.len());
+    let (mut memory, mut taken) = (Memory::Nothing, 0);
+    for question in questions {
+        let (Question::Take(ask) | Question::Peek(ask)) = *question;
+        let takes = matches!(question, Question::Take(_));
+        if !is_sent(limit, ask) {
+            let outcome = if ask.cost == 0 { Outcome::NOW } else { Outcome::Impossible };
+            decisions.push(decision(limit, outcome, view.standing(limit, now), now));
+            continue;
+        }
+        let start = starts.next(answer)?;
+        let wait = ask.wait.map_or(0, |wait| wait.get().min(limit.horizon().get()) as i64);
+        let delay = start - now.as_micros() as i64;
+        let outcome = if start == view.time {
+            Outcome::NOW
+        } else if delay <= wait {
+            Outcome::Admitted { delay: Micros::new(delay.max(0) as u64) }
+        } else {
+            Outcome::Denied { retry: Micros::new((delay - wait) as u64) }
+        };
+        if takes && outcome.is_admitted() {
+            view.add(start, ask.cost as i64);
+            taken += 1;
+        } else if takes && counts_denied {
+            let charged = (ask.cost as i64).min(view.remaining(limit));
+            if charged > 0 {
+                view.add(view.earliest, charged);
+            }
+        }
+        let decided = decision(limit, outcome, view.standing(limit, now), now);
+        // Where denials count, the next one counts as well, until nothing is left.
+        if takes {
+            memory = match outcome {
+                Outcome::Denied { .. } if !counts_denied || decided.remaining == 0 => Memory::Denied(ask, decided),
+                _ => Memory::Nothing,
+            };
+        }
+        decisions.push(decided);
+    }
+    Ok((Told { decisions, memory, now }, taken))
+}
+
+/// The groups of asks with one start, as the script lists them: of the run at hand, those that are left.
+#[derive(Default)]
+struct Starts {
+    groups: i64,
+    many: i64,
+    start: i64,
+}
+
+impl Starts {
+    fn next(&mut self, answer: &mut Answer) -> Result<i64, StoreError> {
+        if self.many == 0 {
+            if self.groups == 0 {
+                self.groups = answer.number()?;
+            }
+            self.groups -= 1;
+            // A run that only looks has one group, of no asks.
+            self.many = answer.number()?.max(1);
+            self.start = answer.number()?;
+        }
+        self.many -= 1;
+        Ok(self.start)
+    }
+}
+
+/// A script's answer, read item by item.
+struct Answer(std::vec::IntoIter<Value>);
+
+impl Answer {
+    fn new(value: Value) -> Result<Self, StoreError> {
+        match value {
+            Value::Array(items) => Ok(Self(items.into_iter())),
+            other => Err(StoreError::protocol(format_args!("a list was expected, not {other:?}"))),
+        }
+    }
+
+    /// Whether what is left says that there was no state.
+    fn is_without_state(&self) -> bool {
+        matches!(self.0.as_slice().first(), None | Some(Value::Nil))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        match self.0.next()? {
+            Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+            _ => None,
+        }
+    }
+
+    fn number(&mut self) -> Result<i64, StoreError> {
+        self.number_or_none()?.ok_or_else(|| StoreError::protocol("a number is missing"))
+    }
+
+    fn number_or(&mut self, absent: i64) -> Result<i64, StoreError> {
+        Ok(self.number_or_none()?.unwrap_or(absent))
+    }
+
+    fn number_or_none(&mut self) -> Result<Option<i64>, StoreError> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Ok(Some(number)),
+            Some(Value::BulkString(bytes)) => {
+                let number = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
+                number.map(Some).ok_or_else(|| {
+                    StoreError::protocol(format_args!("a number was expected, not {}", bytes.escape_ascii()))
+                })
+            }
+            Some(Value::Nil) | None => Ok(None),
+            Some(other) => Err(StoreError::protocol(format_args!("a number was expected, not {other:?}"))),
+        }
+    }
+}
+
+impl Memory {
+    /// The answer to an ask, if it can be no other than a denial. The server's time is between `early` and `late`.
+    pub(super) fn denies(&self, limit: &Limit, ask: Ask, early: Timestamp, late: Timestamp) -> Option<Decision> {
+        match self {
+            Self::State(state) => {
+                let mut next = state.clone();
+                // Others have taken since, if anything, so what is denied here is denied there. A denial that would change
+                // the state must reach it.
+                if !matches!(limit.decide(&mut next, late, ask), Outcome::Denied { .. }) || next != *state {
+                    return None;
+                }
+                let outcome = limit.peek(state, early, ask);
+                Some(decision(limit, outcome, limit.standing(state, early), early))
+            }
+            Self::Denied(asked, denied) => {
+                let since = |instant: Timestamp| instant.as_micros().saturating_sub(denied.at.as_micros());
+                let left = denied.outcome.retry().get().min(denied.reset.get().max(1));
+                if *asked != ask || since(late) >= left {
+                    return None;
+                }
+                let after = |time: Micros| Micros::new(time.get().saturating_sub(since(early)));
+                let outcome = Outcome::Denied { retry: after(denied.outcome.retry()) };
+                Some(Decision { outcome, reset: after(denied.reset), at: early, ..*denied })
+            }
+            Self::Nothing => None,
+        }
+    }
+}
