@@ -1,0 +1,5 @@
+//! The fixtures themselves: what other tests rely on.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod redis; // one server: where it listens, what it survives, how it ends
+mod tls; // who is let in
