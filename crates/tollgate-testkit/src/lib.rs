@@ -5,13 +5,16 @@ mod process;
 mod program;
 mod random;
 mod redis;
+mod replication;
 mod resp;
+mod sentinel;
 mod tls;
 
 pub use process::{Process, wait_at_most, wait_until};
 pub use program::ServerProgram;
 pub use random::Random;
 pub use redis::{RedisServer, RedisServerBuilder};
+pub use sentinel::SentinelTrio;
 pub use tls::{CertificateFiles, TlsFiles};
 
 /// How much more a long run does than an ordinary one: `TESTS_LONG=1`, as `cargo xtask test --long` sets it.

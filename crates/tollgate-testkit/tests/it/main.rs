@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod redis; // one server: where it listens, what it survives, how it ends
+mod sentinel; // elections among three stores
 mod tls; // who is let in
