@@ -1,5 +1,6 @@
 //! What Tollgate's tests share: real servers on free ports that stop with the test, and seeded randomness.
 
+mod cluster;
 mod port;
 mod process;
 mod program;
@@ -10,6 +11,7 @@ mod resp;
 mod sentinel;
 mod tls;
 
+pub use cluster::Cluster;
 pub use process::{Process, wait_at_most, wait_until};
 pub use program::ServerProgram;
 pub use random::Random;
