@@ -150,8 +150,10 @@ fn start_sentinel(primary_port: &str) -> RedisServer {
          sentinel failover-timeout {NAME} 3000\n"
     );
     let sentinel = RedisServer::build().tcp().sentinel(configuration).start();
-    // By default they greet each other every two seconds and look at replicas every ten: made for years, not for tests.
-    ask(sentinel.tcp_address(), &["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500"])
+    // By default they greet each other every two seconds, look at replicas every ten, and decide nothing for thirty after
+    // the machine had no time for them: made for years, not for tests.
+    let periods = ["PUBLISH-PERIOD", "200", "INFO-PERIOD", "500", "TILT-PERIOD", "1000"];
+    ask(sentinel.tcp_address(), &[&["SENTINEL", "DEBUG"], &periods[..]].concat())
         .unwrap_or_else(|why| panic!("a sentinel did not take its periods: {why}"));
     sentinel
 }
