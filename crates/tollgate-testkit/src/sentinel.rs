@@ -92,8 +92,9 @@ impl SentinelTrio {
     pub fn wait_for_another_primary(&self, before: SocketAddr) -> SocketAddr {
         wait_at_most(PATIENCE, "the sentinels agree on another primary", || {
             let opinions = self.opinions();
-            let agreed = opinions.iter().all(|now| *now != before && *now == opinions[0]);
-            agreed && says(opinions[0], "replication", "role:master")
+            let Some(named) = opinions.first() else { return false };
+            let agreed = opinions.iter().all(|now| *now != before && now == named);
+            agreed && says(*named, "replication", "role:master")
         });
         self.primary()
     }

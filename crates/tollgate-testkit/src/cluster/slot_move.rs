@@ -58,11 +58,13 @@ impl Cluster {
     pub fn end_move(&self, slot: u16) {
         let (from, to) = self.ends_of_move(slot);
         let (number, id) = (slot.to_string(), id_of(to));
+        let others = self.views().into_iter().flatten().filter(|node| node.is_myself && node.is_primary);
+        let others = others.map(|node| node.address).filter(|node| ![to, from].contains(node));
         // The new primary first: were it to fail between the two, the old one would still know where to send clients.
-        for node in [to, from] {
+        for node in [to, from].into_iter().chain(others) {
             command(node, &["CLUSTER", "SETSLOT", &number, "NODE", &id]);
         }
-        // The rest hears of it from the new primary, as after any election.
+        // The replicas hear of it from the primaries.
         self.wait_until_all_know(slot, to);
     }
 
