@@ -9,6 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 #[derive(Clone, Copy)]
 pub(crate) enum Program {
     RedisServer,
+    RedisCli,
+    RedisBenchmark,
+    Faketime,
+    Pip,
     Curl,
     Nginx,
     Protoc,
@@ -19,6 +23,10 @@ impl Program {
     const fn command(self) -> &'static str {
         match self {
             Self::RedisServer => "redis-server",
+            Self::RedisCli => "redis-cli",
+            Self::RedisBenchmark => "redis-benchmark",
+            Self::Faketime => "faketime",
+            Self::Pip => "python3",
             Self::Curl => "curl",
             Self::Nginx => "nginx",
             Self::Protoc => "protoc",
@@ -30,6 +38,9 @@ impl Program {
     const fn packages(self) -> [&'static str; 3] {
         match self {
             Self::RedisServer => ["redis-server", "redis", "redis"],
+            Self::RedisCli | Self::RedisBenchmark => ["redis-tools", "redis", "redis"],
+            Self::Faketime => ["faketime", "libfaketime", "libfaketime"],
+            Self::Pip => ["python3-pip", "python3-pip", "python3"],
             Self::Curl => ["curl", "curl", "curl"],
             Self::Nginx => ["nginx-light", "nginx", "nginx"],
             Self::Protoc => ["protobuf-compiler", "protobuf-compiler", "protobuf"],
@@ -37,17 +48,35 @@ impl Program {
         }
     }
 
+    /// What makes it say its version, and nothing else.
+    const fn version_arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Nginx => &["-v"],
+            Self::Pip => &["-m", "pip", "--version"],
+            Self::RedisServer
+            | Self::RedisCli
+            | Self::RedisBenchmark
+            | Self::Faketime
+            | Self::Curl
+            | Self::Protoc
+            | Self::Valgrind => &["--version"],
+        }
+    }
+
     fn is_there(self) -> bool {
         // Debian keeps servers out of the path of ordinary users.
         ["", "/usr/sbin/", "/usr/local/sbin/"]
             .iter()
-            .any(|directory| runs(&format!("{directory}{}", self.command())))
+            .any(|directory| succeeds(&format!("{directory}{}", self.command()), self.version_arguments()))
     }
 }
 
 fn runs(program: &str) -> bool {
-    let version = if program.ends_with("nginx") { "-v" } else { "--version" };
-    let run = Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    succeeds(program, &["--version"])
+}
+
+fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    let run = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
     run.is_ok_and(|status| status.success())
 }
 
@@ -87,7 +116,7 @@ fn as_root(program: &str, arguments: &[&str]) -> Result<()> {
     run(command.arg(program).args(arguments))
 }
 
-fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     command.env("DEBIAN_FRONTEND", "noninteractive");
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?} ended with {status}");

@@ -1,6 +1,7 @@
 //! The one task list: `cargo xtask test`, `cargo xtask bench NAME`.
 
 mod install;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -44,7 +45,14 @@ fn main() -> Result<()> {
 }
 
 fn test(long: bool) -> Result<()> {
-    install::programs(&[Program::RedisServer, Program::Curl])?;
+    install::programs(&[
+        Program::RedisServer,
+        Program::RedisCli,
+        Program::RedisBenchmark,
+        Program::Faketime,
+        Program::Curl,
+    ])?;
+    wheel::servers(&root()?)?;
     let mut run = cargo(&["test", "--workspace", "--all-targets"]);
     if long {
         run.env("PROPTEST_CASES", "100000").env("TESTS_LONG", "1");

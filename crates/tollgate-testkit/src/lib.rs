@@ -1,12 +1,23 @@
 //! What Tollgate's tests share: real servers on free ports that stop with the test, and seeded randomness.
 
+mod cluster;
+mod port;
 mod process;
+mod program;
 mod random;
 mod redis;
+mod replication;
+mod resp;
+mod sentinel;
+mod tls;
 
-pub use process::{Process, wait_until};
+pub use cluster::Cluster;
+pub use process::{Process, wait_at_most, wait_until};
+pub use program::ServerProgram;
 pub use random::Random;
-pub use redis::RedisServer;
+pub use redis::{RedisServer, RedisServerBuilder};
+pub use sentinel::SentinelTrio;
+pub use tls::{CertificateFiles, TlsFiles};
 
 /// How much more a long run does than an ordinary one: `TESTS_LONG=1`, as `cargo xtask test --long` sets it.
 pub fn long_or<T>(long: T, ordinary: T) -> T {

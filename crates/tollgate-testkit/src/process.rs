@@ -1,7 +1,11 @@
 //! A program that runs as long as the test does, and no longer.
 
+use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A running program. It is killed when this is dropped; should the test itself be killed, the system kills it.
 #[derive(Debug)]
@@ -16,6 +20,19 @@ impl Process {
     /// # Panics
     /// If there is no such program: `cargo xtask test` installs what the tests need.
     pub fn start(command: &Command) -> Self {
+        Self::start_with(command, Stdio::null(), Stdio::null())
+    }
+
+    /// Starts a program that writes all it prints to the end of a file.
+    ///
+    /// # Panics
+    /// If there is no such program, or the file cannot be written.
+    pub fn start_with_log(command: &Command, log: &Path) -> Self {
+        let open = || File::options().create(true).append(true).open(log).expect("the log can be written");
+        Self::start_with(command, open().into(), open().into())
+    }
+
+    fn start_with(command: &Command, output: Stdio, errors: Stdio) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
         // `setpriv` asks the system to kill the program when the thread that started it ends, so the thread must be one
         // that lives as long as the program.
@@ -30,7 +47,7 @@ impl Process {
                 None => guarded.env_remove(key),
             };
         }
-        guarded.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        guarded.stdin(Stdio::null()).stdout(output).stderr(errors);
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let child = guarded.spawn();
@@ -62,28 +79,72 @@ impl Process {
     pub fn name(&self) -> &str {
         &self.name
     }
-}
 
-impl Drop for Process {
-    fn drop(&mut self) {
+    /// Kills it, without a chance to tidy up, and waits until it is gone.
+    pub fn kill(&mut self) {
         // It may be gone already, which is as good.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+
+    /// Stops it where it stands: its connections stay open, and nothing answers on them.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+        // The signal is delivered some time after it was sent; a test relies on the silence from here on.
+        wait_until(&format!("{} is paused", self.name), || self.is_paused());
+    }
+
+    /// Lets it go on after a pause.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+        wait_until(&format!("{} goes on", self.name), || !self.is_paused());
+    }
+
+    /// Whether it stands still.
+    pub fn is_paused(&self) -> bool {
+        // The state is the word after the name, which is in brackets and may itself hold spaces and brackets.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a process has a number");
+        kill_process(id, signal).unwrap_or_else(|why| panic!("cannot signal {}: {why}", self.name));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }
 
 fn is_running(id: u32) -> bool {
-    std::path::Path::new(&format!("/proc/{id}")).exists()
+    Path::new(&format!("/proc/{id}")).exists()
 }
 
 /// Waits until something is true of a real program, which cannot be told the time.
 ///
 /// # Panics
 /// After ten seconds.
-pub fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, is_true: impl FnMut() -> bool) {
+    wait_at_most(Duration::from_secs(10), what, is_true);
+}
+
+/// Waits until something is true of real programs that need longer, such as an election among them.
+///
+/// # Panics
+/// After the limit.
+pub fn wait_at_most(limit: Duration, what: &str, mut is_true: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_true() {
-        assert!(start.elapsed() < Duration::from_secs(10), "waited ten seconds until {what}");
+        assert!(start.elapsed() < limit, "waited {} seconds until {what}", limit.as_secs());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,0 +1,7 @@
+//! The fixtures themselves: what other tests rely on.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod cluster; // elections and slots on the move
+mod redis; // one server: where it listens, what it survives, how it ends
+mod sentinel; // elections among three stores
+mod tls; // who is let in
