@@ -252,7 +252,7 @@ impl RedisEngine {
             if denied {
                 for number in numbers {
                     let (limiter, key, permits) = checks[number];
-                    decisions[number] = Some(limiter.peek(key, Ask::of(permits)).await?);
+                    decisions[number] = Some(limiter.peek(key, script::now_or_not(permits)).await?);
                 }
                 continue;
             }

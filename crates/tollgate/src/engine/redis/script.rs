@@ -222,6 +222,11 @@ pub(super) fn change(limit: &Limit, key: &str, change: Change, now: Option<Times
     command
 }
 
+/// Nobody waits for one of several limits: what the others have given would be held up, or overrun.
+pub(super) const fn now_or_not(cost: u64) -> Ask {
+    Ask::of(cost).within(Micros::ZERO)
+}
+
 /// The call that takes from several limits or from none.
 pub(super) fn ask_several(checks: &[(&Limit, &str, u64)], now: Option<Timestamp>) -> Cmd {
     let keys: Vec<_> = checks.iter().map(|(_, key, _)| *key).collect();
@@ -305,7 +310,7 @@ pub(super) fn replay_several(
             Value::Array(items) => Value::Array(items.clone()),
             _ => return Err(StoreError::protocol("no list in an answer")),
         };
-        let taken = replay(limit, &[Question::Take(Ask::of(*cost))], answer)?;
+        let taken = replay(limit, &[Question::Take(now_or_not(*cost))], answer)?;
         looked.push((before, taken.decisions[0]));
     }
     let all = looked.iter().all(|(_, decision)| decision.is_admitted());
@@ -339,20 +344,21 @@ fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<St
         return Ok(limit.fresh(now));
     }
     let bucket = |it: &TokenBucket, water: bool, answer: &mut Answer| -> Result<State, StoreError> {
-        let (size, unit) = (it.capacity() as i64, it.unit() as i64);
-        let permits = answer.number()?.min(3 * size).max(-2 * size);
+        let (size, unit, flow) = (it.capacity() as i64, it.unit() as i64, it.flow() as i64);
+        let beyond = size + (it.flow().div_ceil(it.unit())) as i64;
+        let permits = answer.number()?.min(size + beyond).max(-beyond);
         let units = permits * unit + answer.number_or(0)?.min(unit - 1).max(0);
         let full = size * unit;
         let level = if water { full - units } else { units };
         let at = answer.number()?.div_euclid(it.tick() as i64);
-        Ok(State::Bucket(BucketState { level: level.min(full).max(-2 * full), at }))
+        Ok(State::Bucket(BucketState { level: level.min(full).max(-full - flow), at }))
     };
     match limit {
         Limit::TokenBucket(it) => bucket(it, false, answer),
         Limit::LeakyBucket(it) => bucket(it.room(), true, answer),
         Limit::IntervalBucket(it) => {
             let capacity = it.capacity() as i64;
-            let tokens = answer.number()?.min(capacity).max(-2 * capacity);
+            let tokens = answer.number()?.min(capacity).max(-capacity - it.refill() as i64);
             Ok(State::Interval(IntervalState { tokens, last: answer.number()? }))
         }
         Limit::FixedWindow(it) => {
@@ -381,7 +387,7 @@ fn counter_state(answer: &mut Answer, limit: i64, buckets: i64, length: i64) -> 
             // Fields that later versions may add are none of ours.
             other => {
                 if let Ok(index) = other.parse::<i64>() {
-                    counts.push((index, value?.min(2 * limit).max(0)));
+                    counts.push((index, value?.min(3 * limit).max(0)));
                 }
             }
         }
@@ -473,20 +479,21 @@ fn replay_log(
         } else {
             Outcome::Denied { retry: Micros::new((delay - wait) as u64) }
         };
+        let mut charged = 0;
         if takes && outcome.is_admitted() {
             view.add(start, ask.cost as i64);
             taken += 1;
         } else if takes && counts_denied {
-            let charged = (ask.cost as i64).min(view.remaining(limit));
+            charged = (ask.cost as i64).min(view.remaining(limit));
             if charged > 0 {
                 view.add(view.earliest, charged);
             }
         }
         let decided = decision(limit, outcome, view.standing(limit, now), now);
-        // Where denials count, the next one counts as well, until nothing is left.
         if takes {
+            // A denial that was charged has changed what the next one is told.
             memory = match outcome {
-                Outcome::Denied { .. } if !counts_denied || decided.remaining == 0 => Memory::Denied(ask, decided),
+                Outcome::Denied { .. } if charged == 0 => Memory::Denied(ask, decided),
                 _ => Memory::Nothing,
             };
         }

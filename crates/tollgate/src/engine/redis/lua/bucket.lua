@@ -21,10 +21,11 @@ local fill_ticks = math.ceil(full / flow)
 local stored = redis.call('HMGET', KEYS[1], AMOUNT, 'frac', DATED)
 local level, at = full, now_tick
 if stored[1] then
-  -- Bounds hold what was written under another limit.
-  local permits = math.max(-2 * size, math.min(whole(stored[1]), 3 * size))
+  -- Bounds hold what was written under another limit: debts and reservations reach to a bucketful and a tick below empty.
+  local beyond = size + math.ceil(flow / unit)
+  local permits = math.max(-beyond, math.min(whole(stored[1]), size + beyond))
   local units = permits * unit + math.max(0, math.min(whole(stored[2], 0), unit - 1))
-  level = math.max(-2 * full, math.min(WATER and full - units or units, full))
+  level = math.max(-full - flow, math.min(WATER and full - units or units, full))
   at = math.floor(whole(stored[3]) / tick)
 end
 

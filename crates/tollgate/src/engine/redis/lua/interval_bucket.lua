@@ -15,7 +15,8 @@ local horizon = math.ceil(capacity / refill) * period
 local stored = redis.call('HMGET', KEYS[1], 'tokens', 'last_refill')
 local tokens, last = capacity, now
 if stored[1] then
-  tokens, last = math.max(-2 * capacity, math.min(whole(stored[1]), capacity)), whole(stored[2])
+  -- Bounds hold what was written under another limit.
+  tokens, last = math.max(-capacity - refill, math.min(whole(stored[1]), capacity)), whole(stored[2])
 end
 
 local redated = last - now > horizon

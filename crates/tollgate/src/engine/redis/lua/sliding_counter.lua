@@ -31,7 +31,7 @@ if stored[1] then
     local number = tonumber(name)
     -- Older ones were of no account when the others were written.
     if number and (not same or number >= current - buckets) then
-      local count = math.max(0, math.min(whole(text), 2 * limit))
+      local count = math.max(0, math.min(whole(text), 3 * limit))
       if same and number > current + 2 * buckets + 2 then
         error('TOLLGATE foreign value: ' .. name)
       end
