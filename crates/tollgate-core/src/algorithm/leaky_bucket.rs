@@ -84,7 +84,7 @@ impl LeakyBucket {
         let ahead = self.room.full() - settled.level - cost;
         let start = self.room.ticks(at);
         // Only the newest, and only if it has not started: nobody behind it moves up unseen.
-        if ahead >= 0 && start > settled.at && start == settled.at + self.room.ticks_for(ahead) {
+        if cost > 0 && ahead >= 0 && start > settled.at && start == settled.at + self.room.ticks_for(ahead) {
             *state = BucketState { level: settled.level + cost, at: settled.at };
         }
     }

@@ -149,14 +149,15 @@ impl SlidingCounter {
         self.length() / self.tick.get() as i64
     }
 
-    /// All counts in the current sub-bucket if the clock was set back by more than a window.
+    /// All counts in the current sub-bucket if the clock was set back by more than a window: at most three limits' worth, so
+    /// that a clock that is set back again and again does not pile up what was promised in between.
     fn redated(&self, state: &CounterState, now: Timestamp) -> Option<CounterState> {
         let now = now.us();
         (state.seen - now > self.window.get() as i64).then(|| CounterState {
             seen: now,
             tail: now,
             first: now / self.length(),
-            counts: SmallVec::from_slice(&[state.counts.iter().sum()]),
+            counts: SmallVec::from_slice(&[state.counts.iter().sum::<i64>().min(3 * self.limit.get() as i64)]),
         })
     }
 

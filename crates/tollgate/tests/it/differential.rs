@@ -10,7 +10,7 @@ use tollgate::{
     MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter, SlidingLog, Timestamp,
     TokenBucket,
 };
-use tollgate_testkit::{Random, RedisServer, long_or};
+use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
 /// A server with an engine on it, and a connection to look into it.
 struct Home {
@@ -287,23 +287,41 @@ fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
-/// The same for each algorithm, so that they run side by side and fail apart.
+fn compare_on(program: ServerProgram, algorithm: &str, steps: u64) {
+    run(async { compare(&RedisServer::build().program(program).start(), algorithm, steps).await });
+}
+
+/// The same for each algorithm and server, so that they run side by side and fail apart.
 macro_rules! differential {
     ($($name:ident: $algorithm:literal;)*) => {
-        $(#[test]
-        fn $name() {
-            run(async { compare(&RedisServer::start(), $algorithm, long_or(100_000, 4_000)).await });
-        })*
+        mod redis_7 {
+            $(#[test]
+            fn $name() {
+                super::compare_on(super::ServerProgram::Redis, $algorithm, super::long_or(100_000, 4_000));
+            })*
+        }
+        mod valkey_9 {
+            $(#[test]
+            fn $name() {
+                super::compare_on(super::ServerProgram::Valkey, $algorithm, super::long_or(100_000, 4_000));
+            })*
+        }
+        mod redis_6 {
+            $(#[test]
+            fn $name() {
+                super::compare_on(super::ServerProgram::Redis62, $algorithm, super::long_or(100_000, 1_000));
+            })*
+        }
     };
 }
 
 differential! {
-    the_token_bucket_is_the_same_in_memory_and_in_redis: "token bucket";
-    the_interval_bucket_is_the_same_in_memory_and_in_redis: "interval bucket";
-    the_leaky_bucket_is_the_same_in_memory_and_in_redis: "leaky bucket";
-    the_fixed_window_is_the_same_in_memory_and_in_redis: "fixed window";
-    the_sliding_log_is_the_same_in_memory_and_in_redis: "sliding log";
-    the_sliding_counter_is_the_same_in_memory_and_in_redis: "sliding counter";
+    the_token_bucket_is_the_same_in_memory_and_in_the_store: "token bucket";
+    the_interval_bucket_is_the_same_in_memory_and_in_the_store: "interval bucket";
+    the_leaky_bucket_is_the_same_in_memory_and_in_the_store: "leaky bucket";
+    the_fixed_window_is_the_same_in_memory_and_in_the_store: "fixed window";
+    the_sliding_log_is_the_same_in_memory_and_in_the_store: "sliding log";
+    the_sliding_counter_is_the_same_in_memory_and_in_the_store: "sliding counter";
 }
 
 #[test]

@@ -50,7 +50,7 @@ if redated then
   for _, count in pairs(counts) do
     total = total + count
   end
-  counts, seen, tail = { [math.floor(now / length)] = total }, now, now
+  counts, seen, tail = { [math.floor(now / length)] = math.min(total, 3 * limit) }, now, now
 end
 local time = math.max(now, seen)
 local earliest = math.max(time, tail)
