@@ -5,6 +5,7 @@ mod growth;
 mod http;
 mod keys;
 mod load;
+mod redis;
 mod report;
 
 use anyhow::Result;
@@ -26,6 +27,8 @@ enum Bench {
     Engine(Options),
     /// Checks over HTTP: Tollgate, a bare axum route that sends the same bytes, nginx limit_req and throttlecrab-server.
     Http(Options),
+    /// Checks in Redis: Tollgate's Redis engine, redis-benchmark and limitador's Redis storage.
+    Redis(Options),
     /// For `http`: the bare axum route.
     #[command(hide = true)]
     Axum(http::BareAxum),
@@ -41,6 +44,7 @@ fn main() -> Result<()> {
     match Cli::parse().bench {
         Bench::Engine(options) => engine::run(&options),
         Bench::Http(options) => http::run(&options),
+        Bench::Redis(options) => redis::run(&options),
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
         Bench::Touch(touch) => touch.run(),

@@ -45,6 +45,15 @@ pub(super) struct Waiter {
 /// Waiters whose steps go in one call: questions, or one change.
 pub(super) type Batch = Vec<Waiter>;
 
+/// What follows a call.
+#[derive(Default)]
+pub(super) struct Next {
+    /// Who is denied, by what the call has told.
+    pub(super) denied: Vec<(Waiter, Decision)>,
+    /// Who goes in the next call. Nobody: the line is free.
+    pub(super) batch: Batch,
+}
+
 /// A key of a limiter.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct LineKey {
@@ -159,13 +168,23 @@ impl Lines {
     }
 
     /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the line is free.
-    pub(super) fn next(&self, key: &LineKey, told: Option<Remembered>, now: Instant) -> Option<Batch> {
+    /// Those at the head of the line whose denial is known now need no call.
+    pub(super) fn next(&self, key: &LineKey, limit: &Limit, told: Option<Remembered>, now: Instant) -> Next {
         let mut shard = self.shard(&key.key).lock();
         let shard = &mut *shard;
-        let line = shard.lines.get_mut(key)?;
+        let Some(line) = shard.lines.get_mut(key) else { return Next::default() };
+        let mut denied = Vec::new();
+        if let Some(told) = &told {
+            while let Some(Waiter { step: Step::Ask(Question::Take(ask)), .. }) = line.waiting.front()
+                && let Some(decision) = self.remembering.denies(told, limit, *ask, now)
+                && let Some(waiter) = line.waiting.pop_front()
+            {
+                denied.push((waiter, decision));
+            }
+        }
         let batch = line.next_batch();
         if !batch.is_empty() {
-            return Some(batch);
+            return Next { denied, batch };
         }
         line.busy = false;
         match told {
@@ -179,7 +198,7 @@ impl Lines {
             }
         }
         shard.forget(now);
-        None
+        Next { denied, batch }
     }
 }
 

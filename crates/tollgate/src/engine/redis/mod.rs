@@ -452,7 +452,8 @@ impl Call {
     /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
     async fn lead(self, step: Step, deadline: Instant) -> Result<Option<Decision>, StoreError> {
         let (answers, told) = self.make(&[step], deadline).await;
-        if let Some(batch) = self.inner.lines.next(&self.line, told, Instant::now()) {
+        let batch = self.next(told);
+        if !batch.is_empty() {
             let tasks = self.inner.tasks.clone();
             tasks.hand_over(self.follow(batch));
         }
@@ -464,7 +465,6 @@ impl Call {
         loop {
             let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
             let (answers, told) = self.make(&steps, Instant::now() + self.inner.deadline).await;
-            let next = self.inner.lines.next(&self.line, told, Instant::now());
             match answers {
                 Ok(answers) => {
                     let mut answers = answers.into_iter();
@@ -479,11 +479,22 @@ impl Call {
                     }
                 }
             }
-            match next {
-                Some(waiting) => batch = waiting,
-                None => return,
+            batch = self.next(told);
+            if batch.is_empty() {
+                return;
             }
         }
+    }
+
+    /// After a call: answers those whose denial is known now, and says who goes in the next call.
+    fn next(&self, told: Option<Remembered>) -> Batch {
+        let next = self.inner.lines.next(&self.line, &self.limit, told, Instant::now());
+        self.inner.counters.remembered.fetch_add(next.denied.len() as u64, Ordering::Relaxed);
+        for (waiter, decision) in next.denied {
+            // Who has left meanwhile has taken nothing.
+            let _ = waiter.answer.send(Ok(Some(decision)));
+        }
+        next.batch
     }
 
     /// One call: its answers, and what is to be remembered of it.

@@ -134,40 +134,52 @@ const fn is_sent(limit: &Limit, ask: Ask) -> bool {
 }
 
 /// Adds what the script must know of a limit.
-fn add_parameters(arguments: &mut Vec<i64>, limit: &Limit) {
+fn add_parameters(numbers: &mut Numbers, limit: &Limit) {
     let of_bucket = |it: &TokenBucket| [it.tick(), it.unit(), it.flow(), it.capacity()].map(|n| n as i64);
     match limit {
         Limit::TokenBucket(it) => {
-            arguments.extend(of_bucket(it));
-            arguments.push(0);
+            numbers.add(of_bucket(it));
+            numbers.add([0]);
         }
         Limit::LeakyBucket(it) => {
-            arguments.extend(of_bucket(it.room()));
-            arguments.push(i64::from(it.mode() == LeakyMode::Queue));
+            numbers.add(of_bucket(it.room()));
+            numbers.add([i64::from(it.mode() == LeakyMode::Queue)]);
         }
-        Limit::IntervalBucket(it) => {
-            arguments.extend([it.capacity(), it.refill(), it.period()].map(|n| n as i64));
-        }
+        Limit::IntervalBucket(it) => numbers.add([it.capacity(), it.refill(), it.period()].map(|n| n as i64)),
         Limit::FixedWindow(it) => {
-            let numbers = [it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())];
-            arguments.extend(numbers);
+            numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
         }
         Limit::SlidingLog(it) => {
-            let numbers = [it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())];
-            arguments.extend(numbers);
+            numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
         }
         Limit::SlidingCounter(it) => {
             let tick = if it.is_strict() { 0 } else { it.tick() as i64 };
             let length = it.window().get() / u64::from(it.sub_buckets());
-            arguments.extend([it.limit() as i64, i64::from(it.sub_buckets()), length as i64, tick]);
-            arguments.push(i64::from(it.counts_denied()));
+            numbers.add([it.limit() as i64, i64::from(it.sub_buckets()), length as i64, tick]);
+            numbers.add([i64::from(it.counts_denied())]);
         }
     }
 }
 
-fn add_runs(arguments: &mut Vec<i64>, runs: &[Run]) {
-    for run in runs {
-        arguments.extend([run.cost as i64, run.wait, run.count as i64]);
+/// Numbers as scripts take them.
+struct Numbers(Vec<u8>);
+
+impl Numbers {
+    fn of(limit: &Limit) -> Self {
+        // Enough for a limit and one run.
+        let mut numbers = Self(Vec::with_capacity(64));
+        add_parameters(&mut numbers, limit);
+        numbers
+    }
+
+    fn add<const N: usize>(&mut self, numbers: [i64; N]) {
+        for number in numbers {
+            self.0.extend_from_slice(&number.to_be_bytes());
+        }
+    }
+
+    fn add_run(&mut self, run: &Run) {
+        self.add([run.cost as i64, run.wait, run.count as i64]);
     }
 }
 
@@ -188,37 +200,31 @@ fn evalsha(script: &Script, keys: &[&str], now: Option<Timestamp>) -> Cmd {
 /// The call that answers questions on one key.
 pub(super) fn ask(limit: &Limit, key: &str, questions: &[Question], now: Option<Timestamp>) -> Cmd {
     let mut command = evalsha(SCRIPTS.of(limit), &[key], now);
-    let mut arguments = Vec::with_capacity(16);
-    add_parameters(&mut arguments, limit);
-    add_runs(&mut arguments, &runs(limit, questions));
-    command.arg("ask");
-    for argument in arguments {
-        command.arg(argument);
+    let mut numbers = Numbers::of(limit);
+    for run in &runs(limit, questions) {
+        numbers.add_run(run);
     }
+    command.arg("ask").arg(numbers.0);
     command
 }
 
 /// The call that makes a change on one key.
 pub(super) fn change(limit: &Limit, key: &str, change: Change, now: Option<Timestamp>) -> Cmd {
     let mut command = evalsha(SCRIPTS.of(limit), &[key], now);
-    let mut arguments = Vec::with_capacity(8);
-    add_parameters(&mut arguments, limit);
+    let mut numbers = Numbers::of(limit);
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
     let operation = match change {
         Change::Refund { permits, at } => {
-            arguments.extend([cut(permits), at.as_micros() as i64]);
+            numbers.add([cut(permits), at.as_micros() as i64]);
             "refund"
         }
         Change::Charge { permits } => {
-            arguments.push(cut(permits));
+            numbers.add([cut(permits)]);
             "charge"
         }
     };
-    command.arg(operation);
-    for argument in arguments {
-        command.arg(argument);
-    }
+    command.arg(operation).arg(numbers.0);
     command
 }
 
@@ -232,13 +238,9 @@ pub(super) fn ask_several(checks: &[(&Limit, &str, u64)], now: Option<Timestamp>
     let keys: Vec<_> = checks.iter().map(|(_, key, _)| *key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, now);
     for (limit, _, cost) in checks {
-        let mut arguments = Vec::with_capacity(12);
-        add_parameters(&mut arguments, limit);
-        add_runs(&mut arguments, &[Run { cost: *cost, wait: 0, count: 1 }]);
-        command.arg(BODIES[home(limit)].0).arg(arguments.len());
-        for argument in arguments {
-            command.arg(argument);
-        }
+        let mut numbers = Numbers::of(limit);
+        numbers.add_run(&Run { cost: *cost, wait: 0, count: 1 });
+        command.arg(BODIES[home(limit)].0).arg(numbers.0);
     }
     command
 }

@@ -3,29 +3,27 @@
 -- KEYS[1]  the state of one key: a hash with
 --            tokens       whole permits, negative while reservations or debts are due
 --            last_refill  when the running period began, in microseconds
--- ARGV[2]  ask, look, refund or charge
--- ARGV[3]  capacity in permits, ARGV[4] permits that come back each period, ARGV[5] the period in microseconds
--- ARGV[6]  what is asked, as in bucket.lua
+-- ARGV[3]  of the limit: capacity in permits, permits that come back each period, the period in microseconds
 --
 -- Returns { how many were admitted, now, tokens, last_refill }, the fields as they were before.
 local op = ARGV[2]
-local capacity, refill, period = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local horizon = math.ceil(capacity / refill) * period
+local capacity, refill, period, position = struct.unpack('>i8i8i8', ARGV[3])
+local horizon = ceil(capacity / refill) * period
 
-local stored = redis.call('HMGET', KEYS[1], 'tokens', 'last_refill')
+local stored = call('HMGET', KEYS[1], 'tokens', 'last_refill')
 local tokens, last = capacity, now
 if stored[1] then
   -- Bounds hold what was written under another limit.
-  tokens, last = math.max(-capacity - refill, math.min(whole(stored[1]), capacity)), whole(stored[2])
+  tokens, last = max(-capacity - refill, min(whole(stored[1]), capacity)), whole(stored[2])
 end
 
 local redated = last - now > horizon
 if redated then
-  last, tokens = now, math.min(tokens, 0)
+  last, tokens = now, min(tokens, 0)
 end
-local time = math.max(now, last)
-local periods = math.floor((time - last) / period)
-if periods >= math.ceil((capacity - tokens) / refill) then
+local time = max(now, last)
+local periods = floor((time - last) / period)
+if periods >= ceil((capacity - tokens) / refill) then
   -- A full bucket has no phase: the next use starts a period.
   tokens, last = capacity, time
 else
@@ -34,49 +32,52 @@ end
 
 local admitted, changed = 0, false
 if op == 'ask' or op == 'look' then
-  for run = 6, #ARGV, 3 do
-    local cost, wait, count = tonumber(ARGV[run]), tonumber(ARGV[run + 1]), tonumber(ARGV[run + 2])
+  while position <= #ARGV[3] do
+    local cost, wait, count
+    cost, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
     changed = changed or redated and count > 0
-    local fit = math.max(0, math.min(count, math.floor(tokens / cost)))
+    local fit = max(0, min(count, floor(tokens / cost)))
     if fit > 0 then
       tokens, admitted, changed = tokens - fit * cost, admitted + fit, true
     end
     if wait > 0 then
       for _ = fit + 1, count do
-        local needed = math.ceil((cost - tokens) / refill)
-        if last + needed * period - now > math.min(wait, horizon) then
+        local needed = ceil((cost - tokens) / refill)
+        if last + needed * period - now > min(wait, horizon) then
           break
         end
-        tokens, admitted, changed = math.min(tokens, capacity - needed * refill) - cost, admitted + 1, true
+        tokens, admitted, changed = min(tokens, capacity - needed * refill) - cost, admitted + 1, true
       end
     end
   end
 elseif op == 'refund' then
-  local cost, start, credit = math.min(tonumber(ARGV[6]), capacity), tonumber(ARGV[7]), 0
+  local cost, start = struct.unpack('>i8i8', ARGV[3], position)
+  local credit = 0
+  cost = min(cost, capacity)
   if start > time then
-    if tokens < 0 and start == last + math.ceil(-tokens / refill) * period then
+    if tokens < 0 and start == last + ceil(-tokens / refill) * period then
       credit = cost
     end
   elseif tokens >= 0 then
     -- Refills that came after the start have already given these permits back.
-    local refills = start >= last and 0 or math.ceil((last - start) / period)
-    if refills < math.ceil(cost / refill) then
+    local refills = start >= last and 0 or ceil((last - start) / period)
+    if refills < ceil(cost / refill) then
       credit = cost - refills * refill
     end
   end
   if credit > 0 and tokens < capacity then
-    tokens, changed = math.min(capacity, tokens + credit), true
+    tokens, changed = min(capacity, tokens + credit), true
   end
 elseif op == 'charge' then
-  local cost = tonumber(ARGV[6])
+  local cost = struct.unpack('>i8', ARGV[3], position)
   if cost > 0 then
-    tokens = math.max(tokens - math.min(cost, 2 * capacity), math.min(tokens, -capacity))
+    tokens = max(tokens - min(cost, 2 * capacity), min(tokens, -capacity))
     changed = true
   end
 end
 
 if changed and op ~= 'look' then
-  redis.call('HSET', KEYS[1], 'tokens', tokens, 'last_refill', last)
-  expire(KEYS[1], last + math.ceil((capacity - tokens) / refill) * period)
+  call('HSET', KEYS[1], 'tokens', tokens, 'last_refill', last)
+  expire(KEYS[1], last + ceil((capacity - tokens) / refill) * period)
 end
 return { admitted, now, stored[1], stored[2] }

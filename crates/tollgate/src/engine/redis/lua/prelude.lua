@@ -1,12 +1,20 @@
 -- Every script begins with this.
 --
 -- ARGV[1]  now in microseconds, or '' for the server's own time, which is read once
+-- ARGV[2]  what to do: ask, look (ask without writing), refund or charge
+-- ARGV[3]  numbers, eight bytes each, the highest first: handing them over one by one would take a sixth of the whole time.
+--          First those of the limit, then:
+--            ask     runs of equal asks, three numbers each: cost (1 .. size), accepted wait in microseconds (-1: none stated),
+--                    how many
+--            refund  cost, start of the grant
+--            charge  cost
 --
 -- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before
 -- anything is written: a script that fails has changed nothing.
+local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
 local now
 if ARGV[1] == '' then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 else
   now = tonumber(ARGV[1])
@@ -15,7 +23,7 @@ end
 -- A stored number, or `absent` where there is none. What Tollgate has not written stops the script.
 local function whole(text, absent)
   local number = text and tonumber(text) or absent
-  if not number or number % 1 ~= 0 or number >= 9007199254740992 or number <= -9007199254740992 then
+  if not number or number % 1 ~= 0 or number > 9007199254740991 or number < -9007199254740991 then
     error('TOLLGATE foreign value: ' .. tostring(text))
   end
   return number
@@ -23,6 +31,6 @@ end
 
 -- Until `full_at` the state matters. A second more covers the server's own, coarser clock of expiries.
 local function expire(key, full_at)
-  redis.call('PEXPIRE', key, math.ceil(math.max(0, full_at - now) / 1000) + 1000)
+  call('PEXPIRE', key, ceil(max(0, full_at - now) / 1000) + 1000)
 end
 

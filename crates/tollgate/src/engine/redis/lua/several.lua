@@ -2,16 +2,12 @@
 --
 -- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV.
 -- KEYS     the state of each limit
--- ARGV[2]  for each limit: its algorithm, how many arguments follow, and these, as in its script from ARGV[3] on
+-- ARGV[2]  for each limit: its algorithm, and its numbers, as its script takes them in ARGV[3]
 --
 -- Returns the answers of the single limits, in order, as they were before anything was taken.
-local calls, index, all = {}, 2, true
+local calls, all = {}, true
 for number = 1, #KEYS do
-  local algorithm, many, arguments = algorithms[ARGV[index]], tonumber(ARGV[index + 1]), { '', 'look' }
-  for offset = 1, many do
-    arguments[offset + 2] = ARGV[index + 1 + offset]
-  end
-  index = index + 2 + many
+  local algorithm, arguments = algorithms[ARGV[2 * number]], { '', 'look', ARGV[2 * number + 1] }
   local answer = algorithm({ KEYS[number] }, arguments)
   all = all and answer[1] == 1
   arguments[2] = 'ask'

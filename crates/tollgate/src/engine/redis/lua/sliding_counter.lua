@@ -4,20 +4,17 @@
 --            seen  the latest time that this counter has seen, tail the latest start that it has promised, in microseconds
 --            sub   the length of its sub-buckets in microseconds
 --            N     permits in sub-bucket number N since the epoch
--- ARGV[2]  ask, look, refund or charge
--- ARGV[3]  limit in permits, ARGV[4] sub-buckets in a window, ARGV[5] their length in microseconds
--- ARGV[6]  the tick in microseconds in which the weight of the oldest sub-bucket falls; 0 if it counts in full
--- ARGV[7]  1 if denied requests count
--- ARGV[8]  what is asked, as in bucket.lua
+-- ARGV[3]  of the limit: limit in permits, sub-buckets in a window, their length in microseconds, the tick in microseconds in
+--          which the weight of the oldest sub-bucket falls (0 if it counts in full), 1 if denied requests count
 --
 -- Returns { how many were admitted, now, field, value, field, value, ... }, the fields as they were before.
-local op, count_denied = ARGV[2], ARGV[7] == '1'
-local limit, buckets, length, tick = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local op = ARGV[2]
+local limit, buckets, length, tick, count_denied, position = struct.unpack('>i8i8i8i8i8', ARGV[3])
 local window, strict = buckets * length, tick == 0
 local length_ticks = strict and 1 or length / tick
 local key = KEYS[1]
 
-local stored = redis.call('HGETALL', key)
+local stored = call('HGETALL', key)
 local fields, counts = {}, {}
 for index = 1, #stored, 2 do
   fields[stored[index]] = stored[index + 1]
@@ -25,13 +22,13 @@ end
 local seen, tail = now, now
 if stored[1] then
   seen, tail = whole(fields.seen), whole(fields.tail)
-  local total, current = 0, math.floor(seen / length)
+  local total, current = 0, floor(seen / length)
   local same = whole(fields.sub) == length
   for name, text in pairs(fields) do
     local number = tonumber(name)
     -- Older ones were of no account when the others were written.
     if number and (not same or number >= current - buckets) then
-      local count = math.max(0, math.min(whole(text), 3 * limit))
+      local count = max(0, min(whole(text), 3 * limit))
       if same and number > current + 2 * buckets + 2 then
         error('TOLLGATE foreign value: ' .. name)
       end
@@ -40,7 +37,7 @@ if stored[1] then
   end
   if not same then
     -- Cut otherwise under another limit: all of it counts as taken last.
-    counts, tail = { [current] = math.min(total, limit) }, seen
+    counts, tail = { [current] = min(total, limit) }, seen
   end
 end
 
@@ -50,10 +47,10 @@ if redated then
   for _, count in pairs(counts) do
     total = total + count
   end
-  counts, seen, tail = { [math.floor(now / length)] = math.min(total, 3 * limit) }, now, now
+  counts, seen, tail = { [floor(now / length)] = min(total, 3 * limit) }, now, now
 end
-local time = math.max(now, seen)
-local earliest = math.max(time, tail)
+local time = max(now, seen)
+local earliest = max(time, tail)
 
 local function at(index)
   return counts[index] or 0
@@ -69,25 +66,25 @@ end
 
 -- Permits that count at an instant, rounded up.
 local function used(instant)
-  local index = math.floor(instant / length)
+  local index = floor(instant / length)
   local inside, leaving = sum(index - buckets + 1, index), at(index - buckets)
   if strict then
     return inside + leaving
   end
-  return inside + math.ceil(leaving * (length_ticks - math.floor(instant % length / tick)) / length_ticks)
+  return inside + ceil(leaving * (length_ticks - floor(instant % length / tick)) / length_ticks)
 end
 
 -- The earliest instant at which `permits` more fit.
 local function start_of(permits)
-  local first = math.floor(earliest / length)
+  local first = floor(earliest / length)
   local inside = sum(first - buckets + 1, first)
   for index = first, first + buckets + 1 do
     local leaving = at(index - buckets)
     local room = limit - permits - inside
     if room >= 0 and (leaving <= room or not strict) then
-      local ticks = leaving <= room and 0 or length_ticks - math.floor(room * length_ticks / leaving)
-      local start = math.max(earliest, index * length + ticks * tick)
-      if math.floor(start / length) == index then
+      local ticks = leaving <= room and 0 or length_ticks - floor(room * length_ticks / leaving)
+      local start = max(earliest, index * length + ticks * tick)
+      if floor(start / length) == index then
         return start
       end
     end
@@ -98,18 +95,19 @@ end
 
 local admitted, changed = 0, false
 local function take(start, permits)
-  local index = math.floor(start / length)
+  local index = floor(start / length)
   counts[index] = at(index) + permits
   seen, tail, earliest, changed = time, start, start, true
 end
 
 if op == 'ask' or op == 'look' then
-  for run = 8, #ARGV, 3 do
-    local permits, wait, count = tonumber(ARGV[run]), tonumber(ARGV[run + 1]), tonumber(ARGV[run + 2])
+  while position <= #ARGV[3] do
+    local permits, wait, count
+    permits, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
     changed = changed or redated and count > 0
     local fit = 0
     if earliest == time and count > 0 then
-      fit = math.max(0, math.min(count, math.floor((limit - used(time)) / permits)))
+      fit = max(0, min(count, floor((limit - used(time)) / permits)))
       if fit > 0 then
         take(time, fit * permits)
         admitted = admitted + fit
@@ -117,37 +115,39 @@ if op == 'ask' or op == 'look' then
     end
     for _ = fit + 1, wait > 0 and count or fit do
       local start = start_of(permits)
-      if start - now > math.min(wait, window) then
+      if start - now > min(wait, window) then
         break
       end
       take(start, permits)
       admitted, fit = admitted + 1, fit + 1
     end
-    if fit < count and count_denied and earliest == time then
+    if fit < count and count_denied == 1 and earliest == time then
       local left = limit - used(time)
       if left > 0 then
-        take(time, math.min(permits, left))
+        take(time, min(permits, left))
       end
     end
   end
 elseif op == 'refund' then
-  local index = math.floor(tonumber(ARGV[9]) / length)
-  local credit = index >= math.floor(time / length) - buckets and math.min(at(index), tonumber(ARGV[8]), limit) or 0
+  local permits, start = struct.unpack('>i8i8', ARGV[3], position)
+  local index = floor(start / length)
+  local credit = index >= floor(time / length) - buckets and min(at(index), permits, limit) or 0
   if credit > 0 then
     counts[index] = counts[index] - credit
     seen, changed = time, true
     -- Nothing is promised any more, so nobody waits behind it.
     local left = 0
     for number, count in pairs(counts) do
-      left = left + (number >= math.floor(time / length) - buckets and count or 0)
+      left = left + (number >= floor(time / length) - buckets and count or 0)
     end
     if left == 0 then
       tail = time
     end
   end
 elseif op == 'charge' then
-  local index = math.floor(earliest / length)
-  local permits = math.min(tonumber(ARGV[8]), 2 * limit, 2 * limit - sum(index - buckets, index))
+  local index = floor(earliest / length)
+  local permits = struct.unpack('>i8', ARGV[3], position)
+  permits = min(permits, 2 * limit - sum(index - buckets, index))
   if permits > 0 then
     take(earliest, permits)
   end
@@ -156,9 +156,9 @@ end
 if changed and op ~= 'look' then
   local set, removed, full_at = { key, 'seen', seen, 'tail', tail, 'sub', length }, { key }, tail
   for index, count in pairs(counts) do
-    if count > 0 and index >= math.floor(time / length) - buckets then
+    if count > 0 and index >= floor(time / length) - buckets then
       local name = string.format('%.0f', index)
-      full_at = math.max(full_at, (index + buckets + 1) * length)
+      full_at = max(full_at, (index + buckets + 1) * length)
       if fields[name] ~= string.format('%.0f', count) then
         set[#set + 1] = name
         set[#set + 1] = count
@@ -171,9 +171,9 @@ if changed and op ~= 'look' then
       removed[#removed + 1] = name
     end
   end
-  redis.call('HSET', unpack(set))
+  call('HSET', unpack(set))
   if removed[2] then
-    redis.call('HDEL', unpack(removed))
+    call('HDEL', unpack(removed))
   end
   expire(key, full_at)
 end

@@ -4,15 +4,14 @@
 --            score   the start in microseconds
 --            member  SUM:COST:LEAD, where SUM is the running sum of all costs, with 16 digits so that it also sorts; COST is of
 --                    this start; and start - LEAD, of the newest, is the latest time that this log has seen
--- ARGV[2]  ask, look, refund or charge
--- ARGV[3]  limit in permits, ARGV[4] the window in microseconds, ARGV[5] 1 if denied requests count
--- ARGV[6]  what is asked, as in bucket.lua; a run of 0 only asks when it could start
+-- ARGV[3]  of the limit: limit in permits, the window in microseconds, 1 if denied requests count. A run of 0 only asks when it
+--          could start
 --
 -- Returns { how many were admitted, now, the time that counts as now, permits that count, the oldest start that counts (-1:
 -- none), the earliest start that keeps the order }, all as they were before, and then for each run: how many groups, and
 -- for each group how many asks and their start.
-local op, count_denied = ARGV[2], ARGV[5] == '1'
-local limit, length = tonumber(ARGV[3]), tonumber(ARGV[4])
+local op = ARGV[2]
+local limit, length, count_denied, position = struct.unpack('>i8i8i8', ARGV[3])
 local key = KEYS[1]
 
 -- What a member says: sum, cost, lead.
@@ -26,16 +25,16 @@ end
 local last, touched, gone, wipe
 -- The time that counts as now: never before what this log has seen. Permits that count, and the sum before the first.
 local time, used, base, oldest = now, 0, 0, -1
-local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
 local expired
 touched, gone = {}, {}
 if newest[1] then
   local sum, cost, lead = parts(newest[1])
   last = { start = whole(newest[2]), sum = sum, cost = cost, stored = newest[1] }
   local seen = last.start - lead
-  time, base = math.max(now, seen), sum
+  time, base = max(now, seen), sum
   expired = string.format('%.0f', time - length)
-  local first = redis.call('ZRANGEBYSCORE', key, '(' .. expired, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local first = call('ZRANGEBYSCORE', key, '(' .. expired, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   if first[1] then
     local first_sum, first_cost = parts(first[1])
     base = first_sum - first_cost
@@ -49,7 +48,7 @@ if newest[1] then
     touched[1] = last
   end
 end
-local earliest = last and math.max(time, last.start) or time
+local earliest = last and max(time, last.start) or time
 local reply = { 0, now, time, used, oldest, earliest }
 
 -- One start is one entry, and a log without permits has kept only the time: the new entry takes it in.
@@ -74,10 +73,10 @@ local function start_of(permits)
     return earliest
   end
   local target, found = base + over, nil
-  local low, high = 0, wipe and -1 or redis.call('ZCARD', key) - 1
+  local low, high = 0, wipe and -1 or call('ZCARD', key) - 1
   while low <= high do
-    local middle = math.floor((low + high) / 2)
-    local entry = redis.call('ZRANGE', key, middle, middle, 'WITHSCORES')
+    local middle = floor((low + high) / 2)
+    local entry = call('ZRANGE', key, middle, middle, 'WITHSCORES')
     if parts(entry[1]) >= target then
       found, high = whole(entry[2]), middle - 1
     else
@@ -90,13 +89,14 @@ local function start_of(permits)
       break
     end
   end
-  return math.max(earliest, found + length)
+  return max(earliest, found + length)
 end
 
 local changed = false
 if op == 'ask' or op == 'look' then
-  for run = 6, #ARGV, 3 do
-    local permits, wait, count = tonumber(ARGV[run]), tonumber(ARGV[run + 1]), tonumber(ARGV[run + 2])
+  while position <= #ARGV[3] do
+    local permits, wait, count
+    permits, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
     changed = changed or wipe and count > 0
     local header, left = #reply + 1, count
     reply[header] = 0
@@ -112,7 +112,7 @@ if op == 'ask' or op == 'look' then
       reply[1], changed = reply[1] + many, true
       answer(many, start)
     end
-    local fit = earliest == time and math.min(count, math.floor((limit - used) / permits)) or 0
+    local fit = earliest == time and min(count, floor((limit - used) / permits)) or 0
     if fit > 0 then
       admit(fit, time)
     end
@@ -121,11 +121,11 @@ if op == 'ask' or op == 'look' then
     end
     while left > 0 do
       local start = start_of(permits)
-      if start == time or start - now <= math.max(0, math.min(wait, length)) then
+      if start == time or start - now <= max(0, min(wait, length)) then
         admit(1, start)
-      elseif count_denied and earliest == time and used < limit then
+      elseif count_denied == 1 and earliest == time and used < limit then
         answer(1, start)
-        add(time, math.min(permits, limit - used))
+        add(time, min(permits, limit - used))
         changed = true
       else
         answer(left, start)
@@ -133,38 +133,40 @@ if op == 'ask' or op == 'look' then
     end
   end
 elseif op == 'charge' then
-  local permits = math.min(tonumber(ARGV[6]), 2 * limit - used)
+  local permits = struct.unpack('>i8', ARGV[3], position)
+  permits = min(permits, 2 * limit - used)
   if permits > 0 then
     add(earliest, permits)
   end
   changed = permits > 0 or wipe
 elseif op == 'refund' then
-  local permits, at = math.min(tonumber(ARGV[6]), limit), tonumber(ARGV[7])
+  local permits, at = struct.unpack('>i8i8', ARGV[3], position)
+  permits = min(permits, limit)
   changed = wipe and permits > 0
   if permits > 0 and used > 0 and at > time - length then
     changed = true
     if last.start == at then
-      local less = math.min(permits, last.cost)
+      local less = min(permits, last.cost)
       last.sum, last.cost = last.sum - less, last.cost - less
       if last.cost == 0 and used > less then
         gone[1] = last.stored
-        local before = redis.call('ZRANGE', key, -2, -2, 'WITHSCORES')
+        local before = call('ZRANGE', key, -2, -2, 'WITHSCORES')
         local sum, cost = parts(before[1])
         last = { start = whole(before[2]), sum = sum, cost = cost, stored = before[1] }
       end
     else
       -- The younger entries stay, so no more comes free than the true history would free.
-      local rank = wipe and 0 or redis.call('ZCOUNT', key, '-inf', expired)
+      local rank = wipe and 0 or call('ZCOUNT', key, '-inf', expired)
       while permits > 0 do
         local entry = last
         if not wipe then
-          local first = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+          local first = call('ZRANGE', key, rank, rank, 'WITHSCORES')
           if first[1] ~= last.stored then
             local sum, cost = parts(first[1])
             entry = { start = whole(first[2]), sum = sum, cost = cost, stored = first[1] }
           end
         end
-        local less = math.min(permits, entry.cost)
+        local less = min(permits, entry.cost)
         entry.cost, permits, rank = entry.cost - less, permits - less, rank + 1
         if entry == last then
           break
@@ -184,21 +186,21 @@ end
 
 if changed and op ~= 'look' then
   if wipe then
-    redis.call('DEL', key)
+    call('DEL', key)
   end
   -- Additions go first: they are what a server without memory refuses.
   for _, entry in ipairs(touched) do
     local new = string.format('%016.0f:%.0f:%.0f', entry.sum, entry.cost, entry.start - time)
-    redis.call('ZADD', key, entry.start, new)
+    call('ZADD', key, entry.start, new)
     if entry.stored and entry.stored ~= new then
-      redis.call('ZREM', key, entry.stored)
+      call('ZREM', key, entry.stored)
     end
   end
   for _, old in ipairs(gone) do
-    redis.call('ZREM', key, old)
+    call('ZREM', key, old)
   end
   if expired and not wipe then
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', expired)
+    call('ZREMRANGEBYSCORE', key, '-inf', expired)
   end
   expire(key, last.start + length)
 end

@@ -1,0 +1,355 @@
+//! Checks in Redis. The server has one core, the load the other: whichever is full is said.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use redis::aio::MultiplexedConnection;
+use tollgate::{Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, TokenBucket};
+use tollgate_testkit::RedisServer;
+
+use crate::keys::Random;
+use crate::report::{Options, Report, median};
+
+const SERVER_CORE: &str = "0";
+const LOAD_CORE: &str = "1";
+
+/// Keys that are asked about at random: far more than checks in flight, so that hardly two are of one key.
+const KEYS: u64 = 1_000_000;
+/// Tasks that each ask, wait for the answer and ask again.
+const TASKS: u64 = 1_024;
+
+/// Measures and judges.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    pin(std::process::id(), LOAD_CORE)?;
+    let mut report = Report::default();
+    let rounds = if options.quick { 1 } else { 5 };
+    let secs = Duration::from_secs(if options.quick { 1 } else { 3 });
+    let scenarios: [(&str, fn(&mut Report, usize, Duration) -> Result<()>); 4] =
+        [("hot key", hot_key), ("script", script), ("uniform keys", uniform), ("latency", latency)];
+    for (name, scenario) in scenarios {
+        if name.contains(&options.only) {
+            println!("\n{name}");
+            scenario(&mut report, rounds, secs)?;
+        }
+    }
+    report.finish(options)
+}
+
+fn pin(process: u32, core: &str) -> Result<()> {
+    let done = Command::new("taskset").args(["-a", "-pc", core, &process.to_string()]).output()?;
+    ensure!(done.status.success(), "taskset: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+/// A server on its core.
+fn server() -> Result<RedisServer> {
+    let server = RedisServer::build().tcp().start();
+    pin(server.process_id(), SERVER_CORE)?;
+    Ok(server)
+}
+
+fn url(server: &RedisServer) -> String {
+    format!("redis://{}", server.tcp_address())
+}
+
+/// Everything in process on one thread, as it would be on a core of its own.
+fn on_one_core<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+async fn engine(server: &RedisServer) -> Result<RedisEngine> {
+    let mut config = RedisConfig::new(url(server).parse()?);
+    config.deadline = Duration::from_secs(10);
+    let (engine, driver) = RedisEngine::new(config);
+    tokio::spawn(driver.run());
+    engine.connected(Duration::from_secs(5)).await?;
+    Ok(engine)
+}
+
+fn bucket(capacity: u64, per_second: u64) -> Result<Limit> {
+    Ok(Limit::TokenBucket(TokenBucket::new(capacity, Rate::per_second(per_second))?))
+}
+
+/// What a flood has seen.
+struct Flood {
+    per_second: f64,
+    admitted_per_second: f64,
+    /// Script calls that the server has seen.
+    calls_per_second: f64,
+    /// Share of its core that the server was busy.
+    server_busy: f64,
+}
+
+/// Tasks that ask as fast as they are answered.
+async fn flood(
+    server: &RedisServer,
+    limiter: &RedisLimiter,
+    duration: Duration,
+    key: impl Fn(&mut Random) -> String + Clone + Send + 'static,
+) -> Result<Flood> {
+    let (asked, admitted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let stop = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|number| {
+            let (asked, admitted, stop) = (Arc::clone(&asked), Arc::clone(&admitted), Arc::clone(&stop));
+            let (limiter, key) = (limiter.clone(), key.clone());
+            tokio::spawn(async move {
+                let mut random = Random(number);
+                while !stop.load(Ordering::Relaxed) {
+                    let decision = limiter.try_acquire(&key(&mut random), 1).await?;
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    admitted.fetch_add(u64::from(decision.is_admitted()), Ordering::Relaxed);
+                    // Answers that are known at once would keep the others from their turn.
+                    tokio::task::consume_budget().await;
+                }
+                Ok::<_, anyhow::Error>(())
+            })
+        })
+        .collect();
+    // The first moments fill caches and connections.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let before = (asked.load(Ordering::Relaxed), admitted.load(Ordering::Relaxed), script_calls(server)?, cpu(server)?);
+    let start = Instant::now();
+    tokio::time::sleep(duration).await;
+    let took = start.elapsed().as_secs_f64();
+    let after = (asked.load(Ordering::Relaxed), admitted.load(Ordering::Relaxed), script_calls(server)?, cpu(server)?);
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await??;
+    }
+    Ok(Flood {
+        per_second: (after.0 - before.0) as f64 / took,
+        admitted_per_second: (after.1 - before.1) as f64 / took,
+        calls_per_second: (after.2 - before.2) as f64 / took,
+        server_busy: (after.3 - before.3).as_secs_f64() / took,
+    })
+}
+
+/// Script calls since the server began.
+fn script_calls(server: &RedisServer) -> Result<u64> {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap_or("0");
+    Ok(line.split(',').next().unwrap_or("0").parse()?)
+}
+
+fn cpu(server: &RedisServer) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{}/schedstat", server.process_id()))?;
+    Ok(Duration::from_nanos(text.split_whitespace().next().context("no schedstat")?.parse()?))
+}
+
+/// One key, many tasks: with a limit that is never reached, and with one that is always.
+fn hot_key(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let (mut free, mut exhausted) = (Vec::new(), Vec::new());
+    let (mut free_calls, mut exhausted_calls) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let server = server()?;
+        on_one_core(async {
+            let engine = engine(&server).await?;
+            let limiter = engine.limiter("token_bucket", bucket(1_000_000_000, 1_000_000_000)?);
+            let seen = flood(&server, &limiter, duration, |_| "hot".to_owned()).await?;
+            ensure!(seen.admitted_per_second >= seen.per_second * 0.999, "a limit that is never reached was reached");
+            println!(
+                "  never reached: {:>9.0} decisions/s, {:>6.0} script calls/s, server busy {:.0} %",
+                seen.per_second,
+                seen.calls_per_second,
+                seen.server_busy * 100.0
+            );
+            free.push(seen.per_second);
+            free_calls.push(seen.calls_per_second);
+            let limiter = engine.limiter("token_bucket", bucket(10, 10)?);
+            let seen = flood(&server, &limiter, duration, |_| "exhausted".to_owned()).await?;
+            println!(
+                "  10/s:          {:>9.0} decisions/s, {:>6.1} script calls/s, {:.1} admitted/s",
+                seen.per_second, seen.calls_per_second, seen.admitted_per_second
+            );
+            exhausted.push(seen.admitted_per_second);
+            exhausted_calls.push(seen.calls_per_second);
+            Ok(())
+        })?;
+    }
+    let (rate, calls) = (median(free), median(free_calls));
+    report.bar("hot key, decisions/s", rate, rate >= 500_000.0, ">= 500,000");
+    report.bar("hot key, script calls/s", calls, calls <= 20_000.0, "<= 20,000");
+    let calls = median(exhausted_calls);
+    report.bar("exhausted key, script calls/s", calls, calls <= 100.0, "<= 100");
+    let admitted = median(exhausted);
+    report.bar("exhausted key, admitted/s", admitted, (9.0..=11.0).contains(&admitted), "10, as the limit says");
+    Ok(())
+}
+
+/// The token bucket of the specification that Tollgate began with: floating-point numbers, the caller's clock.
+const PLAIN_SCRIPT: &str = "
+local size, rate, now, asked = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local state = redis.call('HMGET', KEYS[1], 'tokens', 'last_refill')
+local tokens, dated = tonumber(state[1]), tonumber(state[2])
+if tokens == nil then tokens, dated = size, now end
+tokens = math.min(size, tokens + (now - dated) * rate)
+local allowed = 0
+if tokens >= asked then tokens, allowed = tokens - asked, 1 end
+redis.call('HMSET', KEYS[1], 'tokens', tokens, 'last_refill', now)
+redis.call('EXPIRE', KEYS[1], math.ceil(size / rate) + 1)
+return {allowed, math.floor(tokens), math.ceil((size - tokens) / rate)}";
+
+/// Requests a second that redis-benchmark reaches with a command, 16 in each pipeline.
+fn redis_benchmark(server: &RedisServer, requests: u64, command: &[&str]) -> Result<f64> {
+    let port = server.tcp_address().port().to_string();
+    let output = Command::new("taskset")
+        .args(["-c", LOAD_CORE, "redis-benchmark", "-h", "127.0.0.1", "-p", &port, "-P", "16", "-q", "--csv"])
+        .args(["-r", &KEYS.to_string(), "-n", &requests.to_string()])
+        .args(command)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().context("redis-benchmark said nothing")?;
+    let rate = line.split(',').nth(1).with_context(|| format!("redis-benchmark said {line}"))?;
+    Ok(rate.trim_matches('"').parse()?)
+}
+
+/// What Tollgate sends for one token of a bucket of 100, 10/s.
+fn own_command(server: &RedisServer) -> Result<Vec<String>> {
+    on_one_core(async {
+        let engine = engine(server).await?;
+        let limiter = engine.limiter("token_bucket", bucket(100, 10)?);
+        let monitor = redis::Client::open(url(server))?;
+        let monitor = monitor.get_async_monitor().await?;
+        limiter.try_acquire("user:000000000000", 1).await?;
+        let mut lines = monitor.into_on_message::<String>();
+        loop {
+            let line = futures_util::StreamExt::next(&mut lines).await.context("the monitor ended")?;
+            if let Some((_, words)) = line.split_once("] ")
+                && words.to_ascii_uppercase().starts_with("\"EVALSHA\"")
+            {
+                return Ok(words.split('"').skip(1).step_by(2).map(str::to_owned).collect());
+            }
+        }
+    })
+}
+
+/// Tollgate's script beside the plain one, both driven by redis-benchmark.
+fn script(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let server = server()?;
+    let own: Vec<_> =
+        own_command(&server)?.into_iter().map(|word| word.replace("user:000000000000", "user:__rand_int__")).collect();
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let sha = server.cli(&["SCRIPT", "LOAD", PLAIN_SCRIPT]).trim().to_owned();
+    let now = "1763000000.5";
+    let plain = ["EVALSHA", &sha, "1", "plain:token_bucket:user:__rand_int__", "100", "10", now, "1"];
+    let requests = 200_000 * duration.as_secs();
+    let mut ratios = Vec::new();
+    for _ in 0..rounds {
+        server.cli(&["FLUSHALL"]);
+        let ours = redis_benchmark(&server, requests, &own)?;
+        server.cli(&["FLUSHALL"]);
+        let theirs = redis_benchmark(&server, requests, &plain)?;
+        println!("  tollgate's {ours:>8.0}/s, the plain one {theirs:>8.0}/s, ratio {:.2}", ours / theirs);
+        ratios.push(ours / theirs);
+    }
+    let ratio = median(ratios);
+    report.bar("token-bucket script, against the plain one", ratio, ratio >= 0.8, ">= 0.8");
+    Ok(())
+}
+
+/// Keys that are never asked about together: one call for each check.
+fn uniform(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let server = server()?;
+    let own: Vec<_> =
+        own_command(&server)?.into_iter().map(|word| word.replace("user:000000000000", "user:__rand_int__")).collect();
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let mut ratios = Vec::new();
+    for _ in 0..rounds {
+        server.cli(&["FLUSHALL"]);
+        let theirs = redis_benchmark(&server, 200_000 * duration.as_secs(), &own)?;
+        server.cli(&["FLUSHALL"]);
+        let seen = on_one_core(async {
+            let engine = engine(&server).await?;
+            let limiter = engine.limiter("token_bucket", bucket(100, 10)?);
+            flood(&server, &limiter, duration, |random| format!("user:{:012}", random.next() % KEYS)).await
+        })?;
+        println!(
+            "  tollgate {:>8.0}/s (server busy {:.0} %), redis-benchmark {theirs:>8.0}/s, ratio {:.2}",
+            seen.per_second,
+            seen.server_busy * 100.0,
+            seen.per_second / theirs
+        );
+        ratios.push(seen.per_second / theirs);
+    }
+    let ratio = median(ratios);
+    report.bar("uniform keys, against redis-benchmark -P 16", ratio, ratio >= 0.85, ">= 0.85");
+    Ok(())
+}
+
+/// At a steady rate: a check beside a bare PING.
+fn latency(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    const PER_SECOND: u64 = 10_000;
+    let server = server()?;
+    let mut beyond = Vec::new();
+    for _ in 0..rounds {
+        let (check, ping) = on_one_core(async {
+            let engine = engine(&server).await?;
+            let limiter = engine.limiter("token_bucket", bucket(100, 10)?);
+            let connection = redis::Client::open(url(&server))?.get_multiplexed_async_connection().await?;
+            let ping = steady(PER_SECOND, duration, |_| ping(connection.clone())).await?;
+            let check = steady(PER_SECOND, duration, |number| {
+                let limiter = limiter.clone();
+                async move {
+                    limiter.try_acquire(&format!("user:{:06}", Random(number).next() % 100_000), 1).await?;
+                    Ok(())
+                }
+            })
+            .await?;
+            Ok((check, ping))
+        })?;
+        let p99 = |seen: &Histogram<u64>| seen.value_at_quantile(0.99) as f64 / 1_000.0;
+        println!(
+            "  check p50 {:.3} ms, p99 {:.3} ms; PING p50 {:.3} ms, p99 {:.3} ms",
+            check.value_at_quantile(0.5) as f64 / 1_000.0,
+            p99(&check),
+            ping.value_at_quantile(0.5) as f64 / 1_000.0,
+            p99(&ping)
+        );
+        beyond.push(p99(&check) - p99(&ping));
+    }
+    let beyond = median(beyond);
+    report.bar("p99 of a check beyond a PING's, ms", beyond, beyond <= 1.0, "<= 1");
+    Ok(())
+}
+
+async fn ping(mut connection: MultiplexedConnection) -> Result<()> {
+    let _: String = redis::cmd("PING").query_async(&mut connection).await?;
+    Ok(())
+}
+
+/// Starts work at a rate, whether or not what was started before is finished. Latency counts from when it was due.
+async fn steady<F: Future<Output = Result<()>> + Send + 'static>(
+    per_second: u64,
+    duration: Duration,
+    work: impl Fn(u64) -> F,
+) -> Result<Histogram<u64>> {
+    let start = Instant::now();
+    let every = Duration::from_secs(1).div_f64(per_second as f64);
+    let mut seen = Histogram::new(3)?;
+    let mut running = tokio::task::JoinSet::new();
+    let mut number = 0;
+    while start.elapsed() < duration {
+        // Timers are coarser than the rate, so the load keeps its core awake.
+        tokio::task::yield_now().await;
+        while start + every.mul_f64(number as f64) <= Instant::now() {
+            let (due, task) = (start + every.mul_f64(number as f64), work(number));
+            running.spawn(async move {
+                task.await?;
+                Ok::<_, anyhow::Error>(due.elapsed().as_micros() as u64)
+            });
+            number += 1;
+        }
+        while let Some(done) = running.try_join_next() {
+            seen.record(done??)?;
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        seen.record(done??)?;
+    }
+    Ok(seen)
+}
