@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tollgate::{Clock, MemoryEngine};
+use tollgate::{Clock, Engine, MemoryEngine, RedisEngine};
 
 use crate::access::Access;
-use crate::config::Config;
+use crate::config::{Config, Store};
 use crate::doors::actuator::Actuator;
 use crate::doors::rest::Rest;
 use crate::metrics::Metrics;
@@ -55,7 +55,27 @@ impl App {
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let Self { config, listener, admin, clock } = self;
-        let engine = MemoryEngine::new(config.memory, clock);
+        let tasks = TaskTracker::new();
+        let store = config.store.to_string();
+        let engine = match config.store {
+            Store::Memory(memory) => {
+                let engine = MemoryEngine::new(memory, clock);
+                tasks.spawn(sweep(engine.clone(), stop.clone()));
+                Engine::Memory(engine)
+            }
+            Store::Redis { config: mut redis, require } => {
+                // The store has a clock of its own, unless the time is handed in.
+                redis.clock = Some(clock).filter(Clock::is_manual);
+                let within = redis.connect_timeout * 2;
+                let (engine, driver) = RedisEngine::new(*redis);
+                // Decisions need it until the last request is answered.
+                tokio::spawn(driver.run());
+                if require {
+                    engine.connected(within).await.context("the store is required (--require-store)")?;
+                }
+                Engine::Redis(engine)
+            }
+        };
         let metrics = Arc::new(Metrics::new(&engine));
         let limiters: Result<Vec<_>, _> = config
             .limits
@@ -63,7 +83,7 @@ impl App {
             .map(|limit| engine.limiter(limit.algorithm().as_lowercase(), *limit))
             .collect();
         let local_only = admin.is_none();
-        let actuator = Actuator::new(Arc::clone(&metrics));
+        let actuator = Actuator::new(Arc::clone(&metrics), engine.clone(), store);
         let (own_actuator, rest_actuator) =
             if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
         let rest = Arc::new(Rest {
@@ -74,8 +94,6 @@ impl App {
             metrics: Arc::clone(&metrics),
             actuator: rest_actuator,
         });
-        let tasks = TaskTracker::new();
-        tasks.spawn(sweep(engine, stop.clone()));
         tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stop.clone()));
         if let (Some(admin), Some(actuator)) = (admin, own_actuator) {
             tasks.spawn(serve(admin, Arc::new(actuator), config.server, metrics, stop.clone()));

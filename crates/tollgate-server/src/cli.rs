@@ -58,9 +58,13 @@ struct Serve {
     /// Where the API listens [default: 127.0.0.1:8080]. Beyond loopback callers need a token to name keys.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
-    /// Where the state is kept [default: memory].
+    /// Where the state is kept [default: memory]: memory, redis://HOST, rediss://HOST, redis+unix:///PATH,
+    /// redis+sentinel://HOST,HOST/MASTER or redis+cluster://HOST,HOST.
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
+    /// End if the store cannot be reached at start, instead of trying again and again.
+    #[arg(long)]
+    require_store: bool,
     /// A YAML file with settings. None is read unless named here or in TOLLGATE_CONFIG.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -120,7 +124,8 @@ impl Serve {
     fn flags(self) -> Flags {
         let listen = self.listen.map(|value| ("listen", "--listen", value));
         let store = self.store.map(|value| ("store", "--store", value));
-        listen.into_iter().chain(store).collect()
+        let require = self.require_store.then(|| ("redis.require", "--require-store", "true".to_owned()));
+        listen.into_iter().chain(store).chain(require).collect()
     }
 }
 
@@ -133,10 +138,11 @@ fn runtime() -> Result<Runtime> {
 
 async fn serve(config: Config) -> Result<ExitCode> {
     let stop = stop_on_signal()?;
+    let store = config.store.to_string();
     let app = App::bind(config, Clock::system()).await?;
     let (api, admin) = (app.address()?, app.admin_address()?);
     let mut lines =
-        format!("Tollgate {} listens on http://{api} (store: memory)\n", env!("CARGO_PKG_VERSION"));
+        format!("Tollgate {} listens on http://{api} (store: {store})\n", env!("CARGO_PKG_VERSION"));
     if admin != api {
         lines += &format!("Health and metrics: http://{admin}/actuator/health\n");
     }

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use tollgate::{AlgorithmName, MemoryEngine};
+use tollgate::{AlgorithmName, Engine, StoreError};
 
 /// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
 const SECONDS: [f64; 12] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.25];
@@ -42,7 +43,7 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// Metrics of this process and its engine.
-    pub(crate) fn new(engine: &MemoryEngine) -> Self {
+    pub(crate) fn new(engine: &Engine) -> Self {
         let mut registry =
             Registry::with_labels([("application".into(), "distributed-rate-limiter".into())].into_iter());
         let requests = Family::<CheckLabels, Counter>::default();
@@ -95,28 +96,60 @@ impl Metrics {
     }
 }
 
-/// What the engine holds, looked up when somebody asks.
+/// What the engine holds and has done, looked up when somebody asks.
 #[derive(Debug)]
-struct EngineCollector(MemoryEngine);
+struct EngineCollector(Engine);
 
 impl prometheus_client::collector::Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let stats = self.0.stats();
-        let mut gauge = |name: &str, help: &str, value: u64| -> Result<(), std::fmt::Error> {
-            let gauge = ConstGauge::new(value);
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
-        };
-        gauge("tollgate_keys", "Keys with a state", stats.keys)?;
-        gauge("tollgate_keys_bytes", "Memory that the keys take", stats.bytes)?;
-        let evicted = ConstCounter::new(stats.evicted);
-        let help = "Keys dropped, before they were full again, to make room for others";
-        evicted.encode(encoder.encode_descriptor(
-            "tollgate_keys_evicted",
-            help,
-            None,
-            evicted.metric_type(),
-        )?)
+        match &self.0 {
+            Engine::Memory(engine) => {
+                let stats = engine.stats();
+                gauge(&mut encoder, "tollgate_keys", "Keys with a state", stats.keys)?;
+                gauge(&mut encoder, "tollgate_keys_bytes", "Memory that the keys take", stats.bytes)?;
+                let help = "Keys dropped, before they were full again, to make room for others";
+                counter(&mut encoder, "tollgate_keys_evicted", help, stats.evicted)
+            }
+            Engine::Redis(engine) => {
+                let stats = engine.stats();
+                let up = u64::from(engine.health().is_ok());
+                gauge(
+                    &mut encoder,
+                    "tollgate_store_up",
+                    "Whether every server of the store can be asked",
+                    up,
+                )?;
+                counter(&mut encoder, "tollgate_store_calls", "Calls to the store", stats.calls)?;
+                let help = "Checks that these calls have answered";
+                counter(&mut encoder, "tollgate_store_checks", help, stats.asked)?;
+                let help = "Checks answered by a denial that could be no other, without a call";
+                counter(&mut encoder, "tollgate_denials_remembered", help, stats.remembered)?;
+                let help = "Calls that gave no decision, by reason";
+                let mut failures =
+                    encoder.encode_descriptor("tollgate_store_failures", help, None, MetricType::Counter)?;
+                for (class, failed) in StoreError::CLASSES.into_iter().zip(stats.failed) {
+                    let counter = ConstCounter::new(failed);
+                    counter.encode(failures.encode_family(&[("reason", class)])?)?;
+                }
+                Ok(())
+            }
+        }
     }
+}
+
+fn gauge(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
+    let gauge = ConstGauge::new(value);
+    gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+}
+
+fn counter(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), std::fmt::Error> {
+    let counter = ConstCounter::new(value);
+    counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)
 }
 
 /// The older text format, for scrapers that do not know OpenMetrics: there, a counter is described under the name of its

@@ -53,6 +53,11 @@ impl Clock {
         })
     }
 
+    /// Whether it moves only when told.
+    pub fn is_manual(&self) -> bool {
+        matches!(self.0, Source::Manual(_))
+    }
+
     /// Moves a manual clock, in whichever direction. The system's clock cannot be moved.
     pub fn set(&self, now: Timestamp) {
         if let Source::Manual(us) = &self.0 {

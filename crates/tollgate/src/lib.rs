@@ -21,15 +21,17 @@
 mod clock;
 mod engine;
 mod key;
+mod limiter;
 
 pub use clock::Clock;
 pub use engine::RateLimiter;
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
-    CHECKS_MAX, KEY_PREFIX, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter, RedisStats, StoreError,
-    StoreUrl, StoreUrlError, TlsConfig,
+    CHECKS_MAX, KEY_PREFIX, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter, RedisStats,
+    StoreError, StoreUrl, StoreUrlError, TlsConfig,
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
+pub use limiter::{Engine, Limiter};
 pub use tollgate_core::{
     AlgorithmName, Ask, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError,
     Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog, Standing, State, Timestamp, TokenBucket,

@@ -157,7 +157,11 @@ impl SlidingCounter {
             seen: now,
             tail: now,
             first: now / self.length(),
-            counts: SmallVec::from_slice(&[state.counts.iter().sum::<i64>().min(3 * self.limit.get() as i64)]),
+            counts: SmallVec::from_slice(&[state
+                .counts
+                .iter()
+                .sum::<i64>()
+                .min(3 * self.limit.get() as i64)]),
         })
     }
 

@@ -17,10 +17,12 @@ use tollgate::{Rate, parse_duration};
 pub(super) struct ConfigFile {
     /// Where the API listens.
     pub listen: ListenText,
-    /// Where the state of all keys is kept: `memory`.
+    /// Where the state of all keys is kept: `memory`, or the address of a Redis or Valkey store: `redis://HOST`,
+    /// `rediss://HOST` (TLS), `redis+unix:///PATH`, `redis+sentinel://HOST,HOST/MASTER`, `redis+cluster://HOST,HOST`.
     pub store: String,
     pub admin: Admin,
     pub memory: Memory,
+    pub redis: Redis,
     pub api: Api,
     pub client_address: Address,
     pub server: Server,
@@ -34,6 +36,7 @@ impl Default for ConfigFile {
             store: "memory".to_owned(),
             admin: Admin::default(),
             memory: Memory::default(),
+            redis: Redis::default(),
             api: Api::default(),
             client_address: Address::default(),
             server: Server::default(),
@@ -68,6 +71,64 @@ impl Default for Memory {
     fn default() -> Self {
         Self { max_keys: 1_000_000 }
     }
+}
+
+/// How a Redis or Valkey store is used. Its address is in `store`.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Redis {
+    /// For one check, with everything: waiting for others, for a connection, for the answer.
+    pub deadline: DurationText,
+    /// For one connection to be opened.
+    pub connect_timeout: DurationText,
+    /// Connections to each server; one is enough for more than 100,000 checks a second.
+    pub connections: usize,
+    /// Whether the service ends if the store cannot be reached at start; it goes on trying otherwise.
+    pub require: bool,
+    /// How long a denial is answered without asking the store again, as long as it can be no other: at most 100ms, within
+    /// which resets and refunds by other nodes are seen.
+    pub remember_denials: DurationText,
+    /// In place of the one in the address.
+    pub username: Option<String>,
+    /// In place of the one in the address. Better kept in `password_file` or in TOLLGATE_REDIS__PASSWORD.
+    pub password: Option<String>,
+    /// A file that holds the password.
+    pub password_file: Option<PathBuf>,
+    /// The user at the sentinels, if they ask for one.
+    pub sentinel_username: Option<String>,
+    /// A file that holds the password at the sentinels.
+    pub sentinel_password_file: Option<PathBuf>,
+    pub tls: Tls,
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            deadline: DurationText(Duration::from_millis(10)),
+            connect_timeout: DurationText(Duration::from_secs(1)),
+            connections: 1,
+            require: false,
+            remember_denials: DurationText(Duration::from_millis(100)),
+            username: None,
+            password: None,
+            password_file: None,
+            sentinel_username: None,
+            sentinel_password_file: None,
+            tls: Tls::default(),
+        }
+    }
+}
+
+/// Certificates for `rediss://`, in PEM. Without them the system's are trusted.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Tls {
+    /// Whom to trust instead of the system's certificates.
+    pub ca_file: Option<PathBuf>,
+    /// The client's own certificate, for servers that want one.
+    pub cert_file: Option<PathBuf>,
+    /// Its key.
+    pub key_file: Option<PathBuf>,
 }
 
 /// The plain REST API.

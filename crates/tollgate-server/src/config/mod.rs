@@ -5,6 +5,7 @@
 
 mod file;
 mod layers;
+mod store;
 mod tree;
 
 use std::fmt;
@@ -15,8 +16,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use tollgate::{
-    FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig, SlidingCounter,
-    SlidingLog, TokenBucket,
+    FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig, RedisConfig,
+    SlidingCounter, SlidingLog, TokenBucket,
 };
 
 pub use self::file::{AddressHeader, LogFormat, schema};
@@ -31,8 +32,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where the actuator listens if the API is not on a loopback address.
     pub admin_listen: SocketAddr,
-    /// The memory engine.
-    pub memory: MemoryConfig,
+    /// Where the state is kept.
+    pub store: Store,
     /// The limits of the plain API, one for each algorithm.
     pub limits: Vec<Limit>,
     /// SHA-256 of the tokens that callers may show.
@@ -47,6 +48,35 @@ pub struct Config {
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
+}
+
+/// Where the state of all keys is kept.
+#[derive(Clone)]
+pub enum Store {
+    /// In this process.
+    Memory(MemoryConfig),
+    /// In a store that many nodes share.
+    Redis {
+        /// Which one, and how it is used.
+        config: Box<RedisConfig>,
+        /// Whether the service ends if it cannot be reached at start.
+        require: bool,
+    },
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(_) => f.write_str("memory"),
+            Self::Redis { config, .. } => config.url.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Store({self})")
+    }
 }
 
 /// Which peers are believed what they say of the client's address.
@@ -149,12 +179,6 @@ pub fn load(
 
 /// From what was written to what it means. Mistakes are reported and replaced by what keeps the others visible.
 fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
-    if file.store != "memory" {
-        report("store", format!("unknown store \"{}\"; accepted: memory", redact(&file.store)));
-    }
-    if file.memory.max_keys == 0 {
-        report("memory.max_keys", "at least 1".to_owned());
-    }
     if !file.admin.listen.0.ip().is_loopback() {
         report("admin.listen", "must be a loopback address: the actuator has no authentication".to_owned());
     }
@@ -206,7 +230,7 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
     Config {
         listen: file.listen.0,
         admin_listen: file.admin.listen.0,
-        memory: MemoryConfig { max_keys: usize::try_from(file.memory.max_keys).unwrap_or(usize::MAX) },
+        store: store::validate(file, report),
         limits: limits(&file.api.defaults, report),
         token_digests,
         trusted_callers: networks(&file.api.trusted_callers),
@@ -225,17 +249,6 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         },
         log_level: file.log.level.clone(),
         log_format: file.log.format,
-    }
-}
-
-/// A store's address may hold a password, which belongs in no message.
-fn redact(store: &str) -> String {
-    match store.split_once('@') {
-        Some((before, after)) => {
-            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
-            format!("{scheme}://***@{after}")
-        }
-        None => store.to_owned(),
     }
 }
 

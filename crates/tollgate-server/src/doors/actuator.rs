@@ -8,7 +8,8 @@ use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use serde_json::json;
+use serde_json::{Value, json};
+use tollgate::Engine;
 
 use super::problem::Problem;
 use crate::metrics::{SharedMetrics, without_openmetrics};
@@ -17,12 +18,15 @@ use crate::serve::Door;
 /// Answers about the service itself.
 pub(crate) struct Actuator {
     metrics: SharedMetrics,
+    engine: Engine,
+    /// Its address, without secrets.
+    store: String,
     started: Instant,
 }
 
 impl Actuator {
-    pub(crate) fn new(metrics: SharedMetrics) -> Self {
-        Self { metrics, started: Instant::now() }
+    pub(crate) fn new(metrics: SharedMetrics, engine: Engine, store: String) -> Self {
+        Self { metrics, engine, store, started: Instant::now() }
     }
 
     /// The answer to a path below `/actuator/`.
@@ -44,16 +48,28 @@ impl Actuator {
     }
 
     fn health(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
+        // The node answers by its contract, whether or not the store does.
         text("application/json", r#"{"status":"UP"}"#.to_owned())
     }
 
     fn info(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
         let info = json!({
             "app": { "name": "tollgate", "version": env!("CARGO_PKG_VERSION") },
-            "store": "memory",
+            "store": self.store(),
             "uptimeSeconds": self.started.elapsed().as_secs(),
         });
         text("application/json", info.to_string())
+    }
+
+    fn store(&self) -> Value {
+        let health = match &self.engine {
+            Engine::Memory(_) => Ok(()),
+            Engine::Redis(engine) => engine.health(),
+        };
+        match health {
+            Ok(()) => json!({ "address": self.store, "status": "UP" }),
+            Err(why) => json!({ "address": self.store, "status": "DOWN", "error": why.to_string() }),
+        }
     }
 
     fn prometheus(&self, headers: &HeaderMap) -> Response<Full<Bytes>> {

@@ -1,7 +1,7 @@
 //! Errors as callers see them: `application/problem+json`, naming what is wrong and what is accepted.
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
@@ -9,6 +9,7 @@ use serde::Serialize;
 /// Why a request was not answered as asked. It cost no permit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Problem {
+    kind: &'static str,
     status: StatusCode,
     parameter: Option<String>,
     detail: String,
@@ -27,7 +28,16 @@ struct Body<'a> {
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, parameter: None, detail: detail.into(), allow: None }
+        Self { kind: "about:blank", status, parameter: None, detail: detail.into(), allow: None }
+    }
+
+    /// The store gave no decision, and without one nothing is admitted.
+    pub(super) fn closed() -> Self {
+        let detail = "the limit could not be checked: the store gave no answer; try again in a second";
+        Self {
+            kind: "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        }
     }
 
     /// A parameter that cannot be taken.
@@ -54,7 +64,7 @@ impl Problem {
 
     pub(super) fn into_response(self) -> Response<Full<Bytes>> {
         let body = Body {
-            r#type: "about:blank",
+            r#type: self.kind,
             title: self.status.canonical_reason().unwrap_or("Error"),
             status: self.status.as_u16(),
             detail: &self.detail,
@@ -69,6 +79,10 @@ impl Problem {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert("x-tollgate-basis", HeaderValue::from_static("closed"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

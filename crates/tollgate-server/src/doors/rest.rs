@@ -7,10 +7,11 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Incoming};
-use tollgate::{AlgorithmName, Ask, Decision, MemoryLimiter};
+use tollgate::{AlgorithmName, Ask, Decision, Limiter, StoreError};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, batch_items, from_json, from_query};
@@ -31,7 +32,7 @@ const BATCH_BYTES_MAX: usize = 1024 * 1024;
 /// The API, and the actuator where nobody else can reach it.
 pub(crate) struct Rest {
     /// By algorithm.
-    pub(crate) limiters: Vec<MemoryLimiter>,
+    pub(crate) limiters: Vec<Limiter>,
     pub(crate) access: Access,
     pub(crate) client_address: ClientAddress,
     pub(crate) body_timeout: Duration,
@@ -50,14 +51,16 @@ impl Door for Rest {
 impl Rest {
     async fn route(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
         match (request.uri().path(), request.method()) {
-            ("/api/v1/rate-limit/check", &Method::GET) => self.check(&request, peer, from_query(&request)?),
+            ("/api/v1/rate-limit/check", &Method::GET) => {
+                self.check(&request, peer, from_query(&request)?).await
+            }
             ("/api/v1/rate-limit/check", &Method::POST) => self.check_post(request, peer).await,
             ("/api/v1/rate-limit/check", _) => Err(Problem::method("GET, POST")),
             ("/api/v1/rate-limit/check/batch", &Method::POST) => self.check_batch(request, peer).await,
             ("/api/v1/rate-limit/check/batch", _) => Err(Problem::method("POST")),
-            ("/api/v1/rate-limit/remaining", &Method::GET) => self.remaining(&request, peer),
+            ("/api/v1/rate-limit/remaining", &Method::GET) => self.remaining(&request, peer).await,
             ("/api/v1/rate-limit/remaining", _) => Err(Problem::method("GET")),
-            ("/api/v1/rate-limit/reset", &Method::DELETE) => self.reset(&request, peer),
+            ("/api/v1/rate-limit/reset", &Method::DELETE) => self.reset(&request, peer).await,
             ("/api/v1/rate-limit/reset", _) => Err(Problem::method("DELETE")),
             ("/openapi.json", &Method::GET) => {
                 Ok(json_response(openapi::document().to_string().into_bytes()))
@@ -75,9 +78,10 @@ impl Rest {
         }
     }
 
-    fn check<B>(&self, request: &Request<B>, peer: IpAddr, asked: Asked<'_>) -> Answer {
+    async fn check<B: Sync>(&self, request: &Request<B>, peer: IpAddr, asked: Asked<'_>) -> Answer {
         let key = self.key_of(request, peer, &asked);
-        let (limiter, decision) = self.decide(&key, &asked)?;
+        let limiter = self.limiter(&asked)?;
+        let decision = self.decide(limiter, &key, asked.ask()).await?;
         Ok(check_response(&key, limiter, &decision))
     }
 
@@ -85,7 +89,7 @@ impl Rest {
         let (head, body) = request.into_parts();
         let body = self.read(body, BODY_BYTES_MAX).await?;
         let body = serde_json::from_slice(&body).map_err(|why| broken_json(&why))?;
-        self.check(&Request::from_parts(head, ()), peer, from_json(&body)?)
+        self.check(&Request::from_parts(head, ()), peer, from_json(&body)?).await
     }
 
     /// Independent checks, decided in order. A mistake in any of them is found before the first one is decided.
@@ -102,28 +106,36 @@ impl Rest {
             asked.push(ask);
         }
         let keys: Vec<_> = asked.iter().map(|ask| self.key_of(&request, peer, ask)).collect();
-        let mut answers = Vec::with_capacity(asked.len());
+        let mut checks = Vec::with_capacity(asked.len());
         for (key, ask) in keys.iter().zip(&asked) {
-            let (limiter, decision) = self.decide(key, ask)?;
-            answers.push(CheckAnswer::new(key, limiter, &decision));
+            let limiter = self.limiter(ask)?;
+            checks.push(async move {
+                match self.decide(limiter, key, ask.ask()).await {
+                    Ok(decision) => CheckAnswer::new(key, limiter, &decision),
+                    Err(_) => CheckAnswer::undecided(key, limiter),
+                }
+            });
         }
+        // All at once: a store is asked about different keys together, and about the same one in this order.
+        let answers = join_all(checks).await;
         Ok(json_response(serde_json::to_vec(&answers).unwrap_or_default()))
     }
 
-    fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
-        Ok(remaining_response(&key, limiter, &limiter.peek(&key, Ask::of(0))))
+        let decision = limiter.peek(&key, Ask::of(0)).await.map_err(|why| undecided(&why))?;
+        Ok(remaining_response(&key, limiter, &decision))
     }
 
-    fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
-        limiter.reset(&key);
+        limiter.reset(&key).await.map_err(|why| undecided(&why))?;
         tracing::info!(%key, algorithm = %limiter.limit().algorithm(), "limit reset");
         Ok(reset_response(&key, limiter))
     }
 
     /// The key and the limiter that are named by a caller who may name them.
-    fn named(&self, request: &Request<Incoming>, peer: IpAddr) -> Result<(String, &MemoryLimiter), Problem> {
+    fn named(&self, request: &Request<Incoming>, peer: IpAddr) -> Result<(String, &Limiter), Problem> {
         self.authorize(request, peer)?;
         let asked = from_query(request)?;
         asked.only(&["algorithm", "key"])?;
@@ -152,7 +164,7 @@ impl Rest {
     }
 
     /// The limiter of the algorithm that was asked for, if it can ever admit what was asked.
-    fn limiter(&self, asked: &Asked<'_>) -> Result<&MemoryLimiter, Problem> {
+    fn limiter(&self, asked: &Asked<'_>) -> Result<&Limiter, Problem> {
         let limiter = &self.limiters[asked.algorithm.unwrap_or(AlgorithmName::TokenBucket) as usize];
         let most = limiter.limit().size();
         if asked.ask().cost > most {
@@ -164,14 +176,13 @@ impl Rest {
         Ok(limiter)
     }
 
-    fn decide(&self, key: &str, asked: &Asked<'_>) -> Result<(&MemoryLimiter, Decision), Problem> {
-        let limiter = self.limiter(asked)?;
+    async fn decide(&self, limiter: &Limiter, key: &str, ask: Ask) -> Result<Decision, Problem> {
         let algorithm = limiter.limit().algorithm();
         let start = Instant::now();
-        let decision = limiter.acquire(key, asked.ask());
+        let decision = limiter.acquire(key, ask).await.map_err(|why| undecided(&why))?;
         self.metrics.checked(algorithm, decision.is_admitted(), start.elapsed());
         tracing::debug!(key, %algorithm, allowed = decision.is_admitted(), remaining = decision.remaining, "checked");
-        Ok((limiter, decision))
+        Ok(decision)
     }
 
     /// The whole body, if it is small enough and comes soon enough.
@@ -188,6 +199,12 @@ impl Rest {
             Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly")),
         }
     }
+}
+
+/// What the store said goes to the log: it names servers and keys, which are no caller's business.
+fn undecided(why: &StoreError) -> Problem {
+    tracing::debug!(%why, "not decided");
+    Problem::closed()
 }
 
 fn broken_json(why: &serde_json::Error) -> Problem {

@@ -12,6 +12,15 @@ const RESET: &str = "/api/v1/rate-limit/reset";
 const ALGORITHMS: [&str; 5] =
     ["TOKEN_BUCKET", "LEAKY_BUCKET", "FIXED_WINDOW", "SLIDING_WINDOW", "SLIDING_WINDOW_COUNTER"];
 
+/// These tests run twice, with the state in memory and in a store: the module's name says which.
+fn with(yaml: &str) -> Server {
+    if module_path!().ends_with("redis") { Server::on_redis(yaml) } else { Server::with(yaml) }
+}
+
+fn start() -> Server {
+    with("")
+}
+
 /// A problem that names a parameter.
 fn assert_problem(response: &Response, status: u16, parameter: &str) {
     assert_eq!(response.status, status, "{response:?}");
@@ -26,7 +35,7 @@ fn assert_problem(response: &Response, status: u16, parameter: &str) {
 
 #[test]
 fn the_first_check_answers_as_the_specification_shows() {
-    let server = Server::start();
+    let server = start();
     let response = server.get(&format!("{CHECK}?algorithm=TOKEN_BUCKET&key=user:123&permits=5"));
     assert_eq!(response.status, 200);
     assert_eq!(
@@ -48,7 +57,7 @@ fn a_denial_answers_429_and_says_exactly_when_to_come_back() {
     // of 60 in the window before, 40 are left when a third of the next one has passed: 30 + 20 s.
     let retries = [2, 2, 30, 60, 50];
     let resets = [6, 6, 30, 60, 30];
-    let server = Server::start();
+    let server = start();
     for ((algorithm, retry), reset) in ALGORITHMS.into_iter().zip(retries).zip(resets) {
         let target = format!("{CHECK}?algorithm={algorithm}&key=user:1&permits=60");
         assert_eq!(server.get(&target).status, 200, "{algorithm}");
@@ -77,7 +86,7 @@ fn a_denial_answers_429_and_says_exactly_when_to_come_back() {
 
 #[test]
 fn remaining_takes_nothing_and_reset_gives_everything_back() {
-    let server = Server::start();
+    let server = start();
     for algorithm in ALGORITHMS {
         let query = format!("?algorithm={algorithm}&key=user:9");
         let untouched = server.get(&format!("{REMAINING}{query}"));
@@ -106,7 +115,7 @@ fn remaining_takes_nothing_and_reset_gives_everything_back() {
 
 #[test]
 fn bad_parameters_are_named_and_cost_nothing() {
-    let server = Server::start();
+    let server = start();
     let cases = [
         ("algorithm=LEAKY", "algorithm"),
         ("algorithm=token_bucket", "algorithm"),
@@ -136,7 +145,7 @@ fn bad_parameters_are_named_and_cost_nothing() {
 
 #[test]
 fn bodies_are_read_like_queries() {
-    let server = Server::start();
+    let server = start();
     let answer = server.post(CHECK, r#"{"key":"user:1","algorithm":"FIXED_WINDOW","permits":40}"#);
     assert_eq!((answer.status, answer.json()["remaining"].clone()), (200, json!(60)));
     for (body, parameter) in [
@@ -164,7 +173,7 @@ fn bodies_are_read_like_queries() {
 
 #[test]
 fn a_batch_is_decided_in_order_and_only_if_all_of_it_is_valid() {
-    let server = Server::start();
+    let server = start();
     let batch = format!("{CHECK}/batch");
     let invalid = r#"{"checks":[{"key":"a","permits":50},{"key":"a","permits":101}]}"#;
     assert_problem(&server.post(&batch, invalid), 400, "checks[1].permits");
@@ -188,7 +197,7 @@ fn a_batch_is_decided_in_order_and_only_if_all_of_it_is_valid() {
 
 #[test]
 fn a_caller_that_waits_gets_a_delay_instead_of_a_denial() {
-    let server = Server::start();
+    let server = start();
     for algorithm in ALGORITHMS {
         let target = format!("{CHECK}?algorithm={algorithm}&key=user:1");
         assert_eq!(server.get(&format!("{target}&permits=100")).status, 200);
@@ -202,7 +211,7 @@ fn a_caller_that_waits_gets_a_delay_instead_of_a_denial() {
 
 #[test]
 fn a_leaky_bucket_is_a_meter_here() {
-    let server = Server::start();
+    let server = start();
     for _ in 0..100 {
         let answer = server.get(&format!("{CHECK}?algorithm=LEAKY_BUCKET&key=user:1")).json();
         assert_eq!((&answer["allowed"], &answer["delayMillis"]), (&json!(true), &json!(0)));
@@ -211,7 +220,7 @@ fn a_leaky_bucket_is_a_meter_here() {
 
 #[test]
 fn paths_and_methods_that_are_not_there_say_so() {
-    let server = Server::start();
+    let server = start();
     for (method, target, allow) in [
         ("PUT", CHECK, "GET, POST"),
         ("DELETE", CHECK, "GET, POST"),
@@ -230,11 +239,11 @@ fn paths_and_methods_that_are_not_there_say_so() {
 
 #[test]
 fn without_a_key_the_address_of_the_caller_counts() {
-    let server = Server::start();
+    let server = start();
     let answer = server.ask("GET", CHECK, "x-forwarded-for: 6.6.6.6\r\n", "").json();
     assert_eq!(answer["key"], "ip:127.0.0.1", "headers of whoever is not trusted are ignored");
     let behind_proxy = "client_address:\n  header: X-Forwarded-For\n  trusted_proxies: [127.0.0.0/8]\n";
-    let server = Server::with(behind_proxy);
+    let server = with(behind_proxy);
     let forwarded = |value: &str| {
         server.ask("GET", CHECK, &format!("x-forwarded-for: {value}\r\n"), "").json()["key"].clone()
     };
@@ -250,7 +259,7 @@ fn beyond_loopback_keys_belong_to_whoever_can_show_it() {
         "listen: 0.0.0.0:0\nadmin: {{ listen: 127.0.0.1:0 }}\napi: {{ token_file: {} }}\n",
         tokens.path().display()
     );
-    let server = Server::with(&yaml);
+    let server = with(&yaml);
     let stranger = server.get(&format!("{CHECK}?key=user:1"));
     assert_eq!(stranger.json()["key"], "ip:127.0.0.1", "an own key instead of the one that was named");
     assert_problem(&server.get(&format!("{REMAINING}?key=user:1")), 401, "");
@@ -271,19 +280,25 @@ fn beyond_loopback_keys_belong_to_whoever_can_show_it() {
 
 #[test]
 fn the_actuator_tells_how_the_service_is() {
-    let server = Server::start();
+    let server = start();
     for _ in 0..3 {
         server.get(&format!("{CHECK}?key=user:1&permits=50"));
     }
     assert_eq!(server.get("/actuator/health").body, r#"{"status":"UP"}"#);
-    assert_eq!(server.get("/actuator/info").json()["app"]["name"], "tollgate");
+    let info = server.get("/actuator/info").json();
+    assert_eq!((&info["app"]["name"], &info["store"]["status"]), (&json!("tollgate"), &json!("UP")));
     let plain = server.get("/actuator/prometheus");
     assert!(plain.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     for line in [
         r#"rate_limiter_requests_total{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="true"} 2"#,
         r#"rate_limiter_requests_total{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="false"} 1"#,
         r#"rate_limiter_check_seconds_count{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="true"} 2"#,
-        r#"tollgate_keys{application="distributed-rate-limiter"} 1"#,
+        match server.store {
+            None => r#"tollgate_keys{application="distributed-rate-limiter"} 1"#,
+            Some(_) => {
+                r#"tollgate_store_failures_total{application="distributed-rate-limiter",reason="timeout"} 0"#
+            }
+        },
         "# TYPE rate_limiter_requests_total counter",
         "# TYPE rate_limiter_check_seconds histogram",
         "# TYPE tollgate_build_info gauge",
@@ -303,7 +318,7 @@ fn the_actuator_tells_how_the_service_is() {
 
 #[test]
 fn the_ratelimit_fields_are_structured_fields() {
-    let server = Server::start();
+    let server = start();
     for (permits, denied) in [(30, false), (90, true)] {
         let response = server.get(&format!("{CHECK}?key=user:1&algorithm=SLIDING_WINDOW&permits={permits}"));
         let standing = response.header("ratelimit").unwrap();
@@ -321,7 +336,7 @@ fn the_ratelimit_fields_are_structured_fields() {
 
 #[test]
 fn answers_are_as_the_openapi_document_says() {
-    let server = Server::start();
+    let server = start();
     let document = server.get("/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
     let validate = |schema: &str, value: &Value| {
@@ -358,7 +373,7 @@ api:
     token_bucket: { capacity: 5, refill_rate: 5/min, refill: interval }
     sliding_window_counter: { limit: 7/10s, strict: true }
 ";
-    let server = Server::with(yaml);
+    let server = with(yaml);
     assert_eq!(server.get(&format!("{REMAINING}?key=a")).json()["limit"], 5);
     assert_eq!(server.get(&format!("{REMAINING}?key=a&algorithm=SLIDING_WINDOW_COUNTER")).json()["limit"], 7);
     assert_problem(&server.get(&format!("{CHECK}?key=a&permits=6")), 400, "permits");

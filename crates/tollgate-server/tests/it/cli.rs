@@ -102,10 +102,7 @@ fn configuration_mistakes_end_the_start_and_the_check_alike() {
     assert!(error.contains("/nowhere/tollgate.yaml: cannot be read"), "{error}");
     let (code, _, error) = run(&["--store", "postgres://u:p@h/db"]);
     assert_eq!(code, Some(2));
-    assert!(
-        error.contains("--store: store: unknown store \"postgres://***@h/db\"; accepted: memory"),
-        "{error}"
-    );
+    assert!(error.contains("--store: store: expected redis://HOST") && !error.contains("u:p"), "{error}");
     std::fs::write(&file, "listen: 127.0.0.1:0\n").unwrap();
     assert_eq!(run(&["config", "check", name]).0, Some(0));
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use tollgate_server::config::{self, Config, ConfigErrors};
+use tollgate_server::config::{self, Config, ConfigErrors, Store};
 
 fn load(yaml: &str, variables: &[(&str, &str)], listen: Option<&str>) -> Result<Config, ConfigErrors> {
     let directory = tempfile::tempdir().unwrap();
@@ -28,7 +28,7 @@ fn nothing_said_means_the_defaults() {
     for yaml in ["", "# nothing\n", "---\n", "{}"] {
         let config = load(yaml, &[], None).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
-        assert_eq!(config.memory.max_keys, 1_000_000);
+        assert!(matches!(config.store, Store::Memory(memory) if memory.max_keys == 1_000_000));
         assert_eq!(config.limits.iter().map(tollgate::Limit::size).collect::<Vec<_>>(), [100; 5]);
     }
 }
@@ -46,7 +46,8 @@ fn flags_win_over_variables_and_variables_over_the_file() {
         None,
     )
     .unwrap();
-    assert_eq!((config.memory.max_keys, config.trusted_callers.len()), (20, 1));
+    assert!(matches!(config.store, Store::Memory(memory) if memory.max_keys == 20));
+    assert_eq!(config.trusted_callers.len(), 1);
     // What Kubernetes sets for a service called tollgate is not for us.
     assert!(
         load("", &[("TOLLGATE_PORT", "tcp://10.0.0.1:80"), ("TOLLGATE_SERVICE_HOST", "10.0.0.1")], None)
@@ -130,13 +131,41 @@ fn what_is_no_yaml_is_one_mistake_with_its_place() {
 
 #[test]
 fn secrets_do_not_come_back_in_messages() {
-    let found = mistakes("store: redis://user:secret@host:6379", &[]).join("\n");
-    assert!(found.contains("redis://***@host:6379") && !found.contains("secret"), "{found}");
+    let found = mistakes("store: rediss://user:secret@host:port", &[]).join("\n");
+    assert!(found.contains("a port that is no number") && !found.contains("secret"), "{found}");
+    let config =
+        load("store: redis://user:secret@host", &[("TOLLGATE_REDIS__PASSWORD", "hidden")], None).unwrap();
+    assert_eq!(config.store.to_string(), "redis://***@host:6379");
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("secret") && !shown.contains("hidden"), "{shown}");
     let directory = tempfile::tempdir().unwrap();
     let tokens = directory.path().join("tokens");
     std::fs::write(&tokens, "short-secret\n").unwrap();
     let found = mistakes(&format!("api: {{ token_file: {} }}", tokens.display()), &[]).join("\n");
     assert!(found.contains("fewer than 16 characters") && !found.contains("short-secret"), "{found}");
+}
+
+#[test]
+fn a_store_is_checked_before_it_is_asked() {
+    for (yaml, variables, mistake) in [
+        ("store: postgres://h", vec![], "file:1:1: store: expected redis://HOST"),
+        ("store: redis+sentinel://h", vec![], "file:1:1: store: names no master"),
+        ("", vec![("TOLLGATE_STORE", "redis://a,b")], "TOLLGATE_STORE: store: names several servers"),
+        ("redis: { deadline: 0ms }", vec![], "redis.deadline: at least 1ms"),
+        ("redis: { remember_denials: 1s }", vec![], "redis.remember_denials: at most 100ms"),
+        ("redis: { connections: 0 }", vec![], "redis.connections: between 1 and 64"),
+        ("redis: { tls: { cert_file: /nowhere } }", vec![], "redis.tls: cert_file and key_file go together"),
+        ("redis: { password_file: /nowhere }", vec![], "redis.password_file: /nowhere cannot be read"),
+    ] {
+        let found = mistakes(yaml, &variables).join("\n");
+        assert!(found.contains(mistake), "{found}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    let yaml = format!("store: redis+cluster://a,b\nredis: {{ password_file: {} }}", file.display());
+    let Store::Redis { config, .. } = load(&yaml, &[], None).unwrap().store else { panic!("no store") };
+    assert_eq!(config.password.as_deref(), Some("s3cret"));
 }
 
 #[test]

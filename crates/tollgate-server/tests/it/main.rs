@@ -1,7 +1,12 @@
 //! The service, judged from outside: through real sockets, and through the real program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-mod api; // the REST API, field for field
+#[path = "api.rs"]
+#[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
+mod api_on_memory; // the REST API, field for field
+#[path = "api.rs"]
+#[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
+mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod serving; // slow, idle, greedy and leaving clients

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tollgate::{Clock, Timestamp};
 use tollgate_server::app::App;
 use tollgate_server::config;
+use tollgate_testkit::RedisServer;
 
 /// A Sunday evening, half a minute into its minute.
 pub(crate) const NOW_SECS: u64 = 1_763_237_430;
@@ -21,6 +22,8 @@ pub(crate) struct Server {
     pub(crate) admin: SocketAddr,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
+    /// What holds its state, if it is not in memory.
+    pub(crate) store: Option<RedisServer>,
 }
 
 impl Server {
@@ -31,6 +34,18 @@ impl Server {
 
     /// With the settings of a file.
     pub(crate) fn with(yaml: &str) -> Self {
+        Self::on(None, yaml)
+    }
+
+    /// With its state in a store of its own.
+    pub(crate) fn on_redis(yaml: &str) -> Self {
+        Self::on(Some(RedisServer::start()), yaml)
+    }
+
+    fn on(store: Option<RedisServer>, yaml: &str) -> Self {
+        let redis =
+            store.as_ref().map(|store| format!("store: {}\nredis: {{ deadline: 10s }}\n", store.url()));
+        let yaml = &format!("{}{yaml}", redis.unwrap_or_default());
         let file = tempfile::NamedTempFile::new().unwrap();
         let listen = if yaml.contains("listen:") { "" } else { "listen: 127.0.0.1:0\n" };
         std::fs::write(file.path(), format!("{listen}log: {{ level: error }}\n{yaml}")).unwrap();
@@ -48,7 +63,7 @@ impl Server {
             });
         });
         let (address, admin) = receive.recv().unwrap();
-        Self { clock, address, admin, stop, thread: Some(thread) }
+        Self { clock, address, admin, stop, thread: Some(thread), store }
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

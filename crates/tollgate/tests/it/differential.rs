@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig, MemoryEngine,
-    MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter, SlidingLog, Timestamp,
-    TokenBucket,
+    Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig,
+    MemoryEngine, MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
+    SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -150,7 +150,9 @@ impl Twins {
 fn random_rate(random: &mut Random) -> Rate {
     let (permits, us) = match random.below(4) {
         0 => (1 + random.below(12), 1 + random.below(100)),
-        1 => (1 + random.below(1_000), [1_000, 1_000_000, 60_000_000, 3_600_000_000][random.below(4) as usize]),
+        1 => {
+            (1 + random.below(1_000), [1_000, 1_000_000, 60_000_000, 3_600_000_000][random.below(4) as usize])
+        }
         2 => (1 + random.below(1_000_000), 1 + random.below(10)),
         _ => (1 + random.below(12), 86_400_000_000),
     };
@@ -346,10 +348,14 @@ fn several_limits_are_taken_together_or_not_at_all() {
                 home.clock.set(Timestamp::from_micros(now));
                 let costs: Vec<u64> =
                     all.iter().map(|twins| 1 + random.below(twins.memory.limit().size().min(3))).collect();
-                let checks: Vec<_> = all.iter().zip(&costs).map(|(twins, cost)| (&twins.redis, &*twins.key, *cost)).collect();
+                let checks: Vec<_> =
+                    all.iter().zip(&costs).map(|(twins, cost)| (&twins.redis, &*twins.key, *cost)).collect();
                 let redis = home.engine.acquire_all(&checks).await.unwrap();
-                let looked: Vec<_> =
-                    all.iter().zip(&costs).map(|(twins, cost)| twins.memory.peek(&twins.key, Ask::of(*cost).within(Micros::ZERO))).collect();
+                let looked: Vec<_> = all
+                    .iter()
+                    .zip(&costs)
+                    .map(|(twins, cost)| twins.memory.peek(&twins.key, Ask::of(*cost).within(Micros::ZERO)))
+                    .collect();
                 let taken = looked.iter().all(Decision::is_admitted);
                 let memory: Vec<_> = (all.iter().zip(&costs).zip(&looked))
                     .map(|((twins, cost), looked)| {
@@ -384,7 +390,8 @@ fn redis_cli_shows_what_the_documents_describe() {
         let client = redis::Client::open(server.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         let key = "rate_limiter:token_bucket:user:12345";
-        let tokens: String = redis::cmd("HGET").arg(key).arg("tokens").query_async(&mut connection).await.unwrap();
+        let tokens: String =
+            redis::cmd("HGET").arg(key).arg("tokens").query_async(&mut connection).await.unwrap();
         assert_eq!(tokens, "60", "whole tokens");
         let ttl: i64 = redis::cmd("PTTL").arg(key).query_async(&mut connection).await.unwrap();
         assert!((4_000..=5_000).contains(&ttl), "time to full and a second: {ttl}");

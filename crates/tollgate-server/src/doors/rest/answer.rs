@@ -5,7 +5,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, InvalidHeaderValue, 
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
-use tollgate::{Decision, MemoryLimiter, Micros};
+use tollgate::{Decision, Limiter, Micros};
 
 /// The body of a check.
 #[derive(Serialize)]
@@ -26,15 +26,16 @@ pub(super) struct CheckAnswer<'a> {
 const X_RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
+pub(super) const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// On what ground it was decided. A memory engine always knows the whole state.
-const BASIS: &str = "exact";
+/// On what ground it was decided: the whole state was known, or it could not be asked for.
+pub(super) const EXACT: &str = "exact";
+pub(super) const CLOSED: &str = "closed";
 
 impl<'a> CheckAnswer<'a> {
-    pub(super) fn new(key: &'a str, limiter: &MemoryLimiter, decision: &Decision) -> Self {
+    pub(super) fn new(key: &'a str, limiter: &Limiter, decision: &Decision) -> Self {
         let allowed = decision.is_admitted();
         Self {
             allowed,
@@ -45,8 +46,24 @@ impl<'a> CheckAnswer<'a> {
             retry_after_seconds: retry_after_secs(decision),
             message: if allowed { "Request allowed" } else { "Rate limit exceeded" },
             limit: decision.limit,
-            basis: BASIS,
+            basis: EXACT,
             delay_millis: decision.outcome.delay().as_millis_ceil(),
+        }
+    }
+
+    /// A check that could not be decided, among others that could.
+    pub(super) fn undecided(key: &'a str, limiter: &Limiter) -> Self {
+        Self {
+            allowed: false,
+            key,
+            algorithm: limiter.limit().algorithm().as_str(),
+            remaining: 0,
+            reset_after_seconds: 0,
+            retry_after_seconds: 1,
+            message: "Rate limit could not be checked",
+            limit: limiter.limit().size(),
+            basis: CLOSED,
+            delay_millis: 0,
         }
     }
 }
@@ -57,18 +74,14 @@ fn retry_after_secs(decision: &Decision) -> u64 {
 }
 
 /// 200 or 429, with everything a client can go by.
-pub(super) fn check_response(
-    key: &str,
-    limiter: &MemoryLimiter,
-    decision: &Decision,
-) -> Response<Full<Bytes>> {
+pub(super) fn check_response(key: &str, limiter: &Limiter, decision: &Decision) -> Response<Full<Bytes>> {
     let mut body = Vec::with_capacity(256 + key.len());
     // Texts and numbers: this does not fail.
     let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, decision));
     let mut response = json_response(body);
     let headers = response.headers_mut();
     standing_headers(headers, limiter, decision);
-    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(BASIS));
+    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(EXACT));
     if !decision.is_admitted() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
@@ -87,11 +100,7 @@ struct RemainingAnswer<'a> {
 }
 
 /// Where a key stands. `decision` is one that took nothing.
-pub(super) fn remaining_response(
-    key: &str,
-    limiter: &MemoryLimiter,
-    decision: &Decision,
-) -> Response<Full<Bytes>> {
+pub(super) fn remaining_response(key: &str, limiter: &Limiter, decision: &Decision) -> Response<Full<Bytes>> {
     let answer = RemainingAnswer {
         key,
         algorithm: limiter.limit().algorithm().as_str(),
@@ -111,7 +120,7 @@ struct ResetAnswer<'a> {
     message: &'static str,
 }
 
-pub(super) fn reset_response(key: &str, limiter: &MemoryLimiter) -> Response<Full<Bytes>> {
+pub(super) fn reset_response(key: &str, limiter: &Limiter) -> Response<Full<Bytes>> {
     let algorithm = limiter.limit().algorithm().as_str();
     json_response(
         serde_json::to_vec(&ResetAnswer { key, algorithm, message: "Rate limit reset" }).unwrap_or_default(),
@@ -129,7 +138,7 @@ pub(super) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
 }
 
 /// The de-facto `X-RateLimit-*` fields and the IETF draft's `RateLimit` and `RateLimit-Policy`.
-fn standing_headers(headers: &mut HeaderMap, limiter: &MemoryLimiter, decision: &Decision) {
+fn standing_headers(headers: &mut HeaderMap, limiter: &Limiter, decision: &Decision) {
     headers.insert(X_RATELIMIT_LIMIT, HeaderValue::from(decision.limit));
     headers.insert(X_RATELIMIT_REMAINING, HeaderValue::from(decision.remaining));
     headers.insert(X_RATELIMIT_RESET, HeaderValue::from(decision.at.after(decision.reset).as_secs_ceil()));

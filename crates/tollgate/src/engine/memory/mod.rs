@@ -3,7 +3,6 @@
 mod cell;
 mod shard;
 
-
 use std::convert::Infallible;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -14,9 +13,9 @@ use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use self::cell::Cell;
 use self::shard::{FILL_MEAN, Hash, Shard};
-use crate::engine::sync::Lock;
 use crate::clock::Clock;
 use crate::engine::RateLimiter;
+use crate::engine::sync::Lock;
 
 /// Parts of a small table. Threads that meet in one wait for each other, so there are more of them than cores.
 const SHARDS_MIN: usize = 64;

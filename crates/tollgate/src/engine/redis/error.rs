@@ -73,16 +73,8 @@ impl StoreError {
     }
 
     /// All of them, as metrics list them.
-    pub const CLASSES: [&'static str; 8] = [
-        "timeout",
-        "unreachable",
-        "unavailable",
-        "refused",
-        "foreign",
-        "protocol",
-        "overloaded",
-        "stopped",
-    ];
+    pub const CLASSES: [&'static str; 8] =
+        ["timeout", "unreachable", "unavailable", "refused", "foreign", "protocol", "overloaded", "stopped"];
 
     pub(super) fn protocol(why: impl fmt::Display) -> Self {
         Self::Protocol(why.to_string().into())
@@ -140,7 +132,11 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         return Fault::Broken(connect_error(error, server));
     }
     let server = Arc::clone(server);
-    if says("WRONGTYPE") || says("TOLLGATE foreign value") || says("not an integer") || says("hash value is not") {
+    if says("WRONGTYPE")
+        || says("TOLLGATE foreign value")
+        || says("not an integer")
+        || says("hash value is not")
+    {
         return Fault::Answered(StoreError::Foreign { key: key.into(), why: text });
     }
     if let Some(hint) = hint(&text) {

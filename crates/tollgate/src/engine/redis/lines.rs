@@ -139,7 +139,14 @@ impl Lines {
     }
 
     /// Brings a step to its line.
-    pub(super) fn enter(&self, limiter: u32, key: &Arc<str>, limit: &Limit, step: Step, now: Instant) -> Entered {
+    pub(super) fn enter(
+        &self,
+        limiter: u32,
+        key: &Arc<str>,
+        limit: &Limit,
+        step: Step,
+        now: Instant,
+    ) -> Entered {
         let mut shard = self.shard(key).lock();
         let Some(line) = shard.lines.get_mut(&LookUp { limiter, key }) else {
             if shard.lines.len() >= LINES_MAX {
@@ -256,8 +263,10 @@ impl Remembering {
             None => {
                 let since_sent = now.saturating_duration_since(remembered.sent);
                 let since_received = now.saturating_duration_since(remembered.received);
-                (since_sent < self.longest)
-                    .then_some((at + since_received.as_micros() as u64, at + since_sent.as_micros() as u64 + 1))?
+                (since_sent < self.longest).then_some((
+                    at + since_received.as_micros() as u64,
+                    at + since_sent.as_micros() as u64 + 1,
+                ))?
             }
         };
         remembered.memory.denies(limit, ask, Timestamp::from_micros(early), Timestamp::from_micros(late))

@@ -196,7 +196,12 @@ impl RedisEngine {
     /// A limiter over the keys of `scope`: `rate_limiter:SCOPE:KEY` in the store.
     pub fn limiter(&self, scope: &str, limit: Limit) -> RedisLimiter {
         let id = self.0.limiters.fetch_add(1, Ordering::Relaxed);
-        RedisLimiter { inner: Arc::clone(&self.0), limit, id, prefix: format!("{KEY_PREFIX}:{scope}:").into() }
+        RedisLimiter {
+            inner: Arc::clone(&self.0),
+            limit,
+            id,
+            prefix: format!("{KEY_PREFIX}:{scope}:").into(),
+        }
     }
 
     /// Whether the store can be asked now, or why not.
@@ -209,7 +214,10 @@ impl RedisEngine {
         let deadline = Instant::now() + within;
         loop {
             let health = self.health();
-            if health.is_ok() || Instant::now() >= deadline || matches!(health, Err(StoreError::Refused { .. })) {
+            if health.is_ok()
+                || Instant::now() >= deadline
+                || matches!(health, Err(StoreError::Refused { .. }))
+            {
                 return health;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -231,7 +239,10 @@ impl RedisEngine {
     /// Takes from several limits, or from none of them if any denies: limiter, key, permits. Each key once; at most
     /// [`CHECKS_MAX`]. The decisions are in the order of the checks. Where all limits are in one place (one server, or one slot
     /// of a cluster) that is one step; else one for each slot, and what was taken before a denial is given back.
-    pub async fn acquire_all(&self, checks: &[(&RedisLimiter, &str, u64)]) -> Result<Vec<Decision>, StoreError> {
+    pub async fn acquire_all(
+        &self,
+        checks: &[(&RedisLimiter, &str, u64)],
+    ) -> Result<Vec<Decision>, StoreError> {
         if checks.len() > CHECKS_MAX {
             return Err(StoreError::Overloaded);
         }
@@ -256,8 +267,10 @@ impl RedisEngine {
                 }
                 continue;
             }
-            let part: Vec<_> =
-                numbers.iter().map(|number| (&checks[*number].0.limit, &*keys[*number], checks[*number].2)).collect();
+            let part: Vec<_> = numbers
+                .iter()
+                .map(|number| (&checks[*number].0.limit, &*keys[*number], checks[*number].2))
+                .collect();
             let (all, answers) = match self.0.ask_several(slot, &part).await {
                 Ok(answers) => answers,
                 Err(why) => {
@@ -279,7 +292,12 @@ impl RedisEngine {
     }
 
     /// What cannot be given back is lost to the key until it has refilled: never over, for an instant perhaps under.
-    async fn give_back(&self, checks: &[(&RedisLimiter, &str, u64)], taken: &[usize], decisions: &[Option<Decision>]) {
+    async fn give_back(
+        &self,
+        checks: &[(&RedisLimiter, &str, u64)],
+        taken: &[usize],
+        decisions: &[Option<Decision>],
+    ) {
         for number in taken {
             let (limiter, key, permits) = checks[*number];
             if let Some(decision) = decisions[*number] {
@@ -305,8 +323,9 @@ impl Inner {
     ) -> Result<Reply, StoreError> {
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
         let handed_in = self.clock.as_ref().map(Clock::now);
-        let called =
-            self.routes.call(key, slot, self.lines.hash(key), deadline, |estimated| command(handed_in.or(estimated)));
+        let called = self
+            .routes
+            .call(key, slot, self.lines.hash(key), deadline, |estimated| command(handed_in.or(estimated)));
         called.await.inspect_err(|why| self.count_failure(why))
     }
 
@@ -406,7 +425,8 @@ impl RedisLimiter {
             Entered::Lead => {
                 let line = LineKey { limiter: self.id, key };
                 let call = Call { inner: Arc::clone(&self.inner), limit: self.limit, line };
-                Leading { call: Some(Box::pin(call.lead(step, deadline))), tasks: self.inner.tasks.clone() }.await
+                Leading { call: Some(Box::pin(call.lead(step, deadline))), tasks: self.inner.tasks.clone() }
+                    .await
             }
             Entered::Wait(answer) => match timeout_at(deadline, answer).await {
                 Ok(Ok(answer)) => answer,
@@ -498,7 +518,11 @@ impl Call {
     }
 
     /// One call: its answers, and what is to be remembered of it.
-    async fn make(&self, steps: &[Step], deadline: Instant) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
+    async fn make(
+        &self,
+        steps: &[Step],
+        deadline: Instant,
+    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
         let key = &*self.line.key;
         let slot = self.inner.routes.slot(key);
         let limit = &self.limit;
@@ -526,7 +550,8 @@ impl Call {
                 Step::Change(_) | Step::Reset => None,
             })
             .collect();
-        let called = self.inner.call(key, slot, deadline, |now| script::ask(limit, key, &questions, now)).await;
+        let called =
+            self.inner.call(key, slot, deadline, |now| script::ask(limit, key, &questions, now)).await;
         let Reply { value, sent, received } = match called {
             Ok(reply) => reply,
             Err(why) => return (Err(why), None),

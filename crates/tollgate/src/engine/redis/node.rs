@@ -8,8 +8,8 @@ use parking_lot::{Mutex, RwLock};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisError,
-    RedisResult, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo,
+    RedisError, RedisResult, TlsCertificates, Value,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -114,7 +114,10 @@ struct Lane {
 enum LaneState {
     /// For the first time, or again after it was lost: callers wait.
     Opening,
-    Open { connection: MultiplexedConnection, number: u64 },
+    Open {
+        connection: MultiplexedConnection,
+        number: u64,
+    },
     /// The last attempt has failed: callers are told why at once.
     Closed(StoreError),
 }
@@ -160,7 +163,11 @@ impl Node {
             let changed = lane.changed.notified();
             match &*lane.state.read() {
                 LaneState::Open { connection, number } => {
-                    return Ok(Borrowed { connection: connection.clone(), lane: lane_number, number: *number });
+                    return Ok(Borrowed {
+                        connection: connection.clone(),
+                        lane: lane_number,
+                        number: *number,
+                    });
                 }
                 LaneState::Closed(why) => return Err(why.clone()),
                 LaneState::Opening => {}
@@ -202,7 +209,8 @@ impl Node {
 
     /// Whether any connection is open, or why not.
     pub(super) fn health(&self) -> Result<(), StoreError> {
-        let mut why = StoreError::Unreachable { server: Arc::clone(&self.name), why: "it is being opened".into() };
+        let mut why =
+            StoreError::Unreachable { server: Arc::clone(&self.name), why: "it is being opened".into() };
         for lane in &self.lanes {
             match &*lane.state.read() {
                 LaneState::Open { .. } => return Ok(()),
@@ -302,7 +310,9 @@ impl Node {
         let mut role = Cmd::new();
         role.arg("ROLE");
         match single(connection.send_packed_command(&role).await) {
-            Ok(Value::Array(role)) if matches!(role.first(), Some(Value::BulkString(name)) if name == b"master") => Ok(()),
+            Ok(Value::Array(role)) if matches!(role.first(), Some(Value::BulkString(name)) if name == b"master") => {
+                Ok(())
+            }
             Ok(_) => {
                 let why = (redis::ErrorKind::Client, "it is no primary (yet)");
                 Err(why.into())
@@ -321,12 +331,11 @@ impl Node {
         }
         let answers = connection.send_packed_commands(&load, 0, load.len()).await?;
         for (script, answer) in SCRIPTS.all().zip(answers) {
-            match single(Ok(answer))? {
-                Value::BulkString(sha) if sha == script.sha.as_bytes() => {}
-                other => {
-                    let why = (redis::ErrorKind::Client, "SCRIPT LOAD was answered strangely", format!("{other:?}"));
-                    return Err(why.into());
-                }
+            let name = single(Ok(answer))?;
+            if !matches!(&name, Value::BulkString(sha) if *sha == script.sha.as_bytes()) {
+                let why =
+                    (redis::ErrorKind::Client, "SCRIPT LOAD was answered strangely", format!("{name:?}"));
+                return Err(why.into());
             }
         }
         Ok(())
@@ -338,7 +347,8 @@ impl Node {
         probe.cmd("SCRIPT").arg("LOAD").arg(&SCRIPTS.probe.source);
         probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(1).arg("rate_limiter:probe");
         let answer = connection.send_packed_commands(&probe, 1, 1).await?.pop().unwrap_or(Value::Nil);
-        let refused = matches!(single(Ok(answer)), Err(error) if error.to_string().contains("non deterministic"));
+        let refused =
+            matches!(single(Ok(answer)), Err(error) if error.to_string().contains("non deterministic"));
         if refused {
             self.read_clock(connection).await?;
             if !self.is_clock_estimated.swap(true, Ordering::Relaxed) {
@@ -354,7 +364,8 @@ impl Node {
     async fn read_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let mut time = Cmd::new();
         time.arg("TIME");
-        let (secs, us): (u64, u64) = redis::from_redis_value(single(connection.send_packed_command(&time).await)?)?;
+        let (secs, us): (u64, u64) =
+            redis::from_redis_value(single(connection.send_packed_command(&time).await)?)?;
         *self.clock.lock() = Some((secs * 1_000_000 + us, Instant::now()));
         Ok(())
     }

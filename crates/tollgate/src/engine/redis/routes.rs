@@ -59,7 +59,13 @@ pub(super) struct Reply {
 }
 
 impl Routes {
-    pub(super) fn new(shape: Shape, seeds: Vec<Address>, entry: Entry, sentinel_entry: Entry, tasks: Tasks) -> Arc<Self> {
+    pub(super) fn new(
+        shape: Shape,
+        seeds: Vec<Address>,
+        entry: Entry,
+        sentinel_entry: Entry,
+        tasks: Tasks,
+    ) -> Arc<Self> {
         let slots = if shape == Shape::Cluster { SLOTS } else { 1 };
         let routes = Arc::new(Self {
             entry: Arc::new(entry),
@@ -156,7 +162,9 @@ impl Routes {
                         .map_err(|_| late())?
                         .map_err(|error| connect_error(&error, &node.name))?;
                 }
-                Fault::NoScript => return Err(StoreError::protocol("a script is gone as soon as it is loaded")),
+                Fault::NoScript => {
+                    return Err(StoreError::protocol("a script is gone as soon as it is loaded"));
+                }
                 Fault::Moved(redirect) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
                     node = self.moved(&redirect, &node);
@@ -247,7 +255,9 @@ impl Routes {
         loop {
             let found = match &self.shape {
                 Shape::Standalone => return,
-                Shape::Sentinel { master } => self.find_primary(master).await.map(|primary| vec![(primary, 0..=0)]),
+                Shape::Sentinel { master } => {
+                    self.find_primary(master).await.map(|primary| vec![(primary, 0..=0)])
+                }
                 Shape::Cluster => self.find_slots().await,
             };
             match found {
@@ -289,7 +299,11 @@ impl Routes {
         }
         let mut table = self.table.write();
         let table = &mut *table;
-        let kept: Vec<_> = table.nodes.iter().map(|node| found.iter().any(|(address, _)| *address == node.address)).collect();
+        let kept: Vec<_> = table
+            .nodes
+            .iter()
+            .map(|node| found.iter().any(|(address, _)| *address == node.address))
+            .collect();
         let mut numbers = Vec::with_capacity(kept.len());
         let mut next = 0;
         for kept in &kept {
@@ -307,7 +321,10 @@ impl Routes {
         }
         table.slots = slots;
         // A slot without owner is told apart from a store that is still being found.
-        table.why = Some(StoreError::Unavailable { server: "the cluster".into(), why: "nobody has this slot".into() });
+        table.why = Some(StoreError::Unavailable {
+            server: "the cluster".into(),
+            why: "nobody has this slot".into(),
+        });
         self.changed.notify_waiters();
     }
 
@@ -433,7 +450,10 @@ fn owners(slots: Value, by: &Address) -> Option<Vec<(Address, std::ops::RangeInc
 }
 
 /// A command for a slot that is on the move to the server that is asked.
-async fn send_asking(connection: &mut redis::aio::MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
+async fn send_asking(
+    connection: &mut redis::aio::MultiplexedConnection,
+    command: &Cmd,
+) -> RedisResult<Value> {
     let mut both = Pipeline::new();
     both.cmd("ASKING");
     both.add_command(command.clone());

@@ -7,7 +7,9 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Value};
 use tollgate_core::algorithm::{Algorithm, BucketState, CounterState, IntervalState, WindowState};
-use tollgate_core::{Ask, Decision, LeakyMode, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket};
+use tollgate_core::{
+    Ask, Decision, LeakyMode, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket,
+};
 
 use super::error::StoreError;
 
@@ -121,7 +123,9 @@ fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
             (None, _) => 0,
         };
         match runs.last_mut() {
-            Some(run) if run.cost == ask.cost && run.wait == wait && run.count > 0 && count > 0 => run.count += 1,
+            Some(run) if run.cost == ask.cost && run.wait == wait && run.count > 0 && count > 0 => {
+                run.count += 1
+            }
             _ => runs.push(Run { cost: ask.cost, wait, count }),
         }
     }
@@ -272,7 +276,11 @@ pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Re
     let (admitted, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
     let (told, taken) = match limit {
         Limit::SlidingLog(_) => replay_log(limit, questions, &mut answer, now)?,
-        _ => {
+        Limit::TokenBucket(_)
+        | Limit::IntervalBucket(_)
+        | Limit::LeakyBucket(_)
+        | Limit::FixedWindow(_)
+        | Limit::SlidingCounter(_) => {
             let mut state = stored_state(limit, &mut answer, now)?;
             let mut decisions = Vec::with_capacity(questions.len());
             let mut taken = 0;
@@ -291,7 +299,9 @@ pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Re
         }
     };
     if taken != admitted {
-        return Err(StoreError::protocol(format_args!("the script admitted {admitted}, its state says {taken}")));
+        return Err(StoreError::protocol(format_args!(
+            "the script admitted {admitted}, its state says {taken}"
+        )));
     }
     Ok(told)
 }
@@ -308,10 +318,7 @@ pub(super) fn replay_several(
     // Each answer as if it were alone, taken or not.
     let mut looked = Vec::with_capacity(checks.len());
     for ((limit, _, cost), answer) in checks.iter().zip(answers) {
-        let before = match &answer {
-            Value::Array(items) => Value::Array(items.clone()),
-            _ => return Err(StoreError::protocol("no list in an answer")),
-        };
+        let before = answer.clone();
         let taken = replay(limit, &[Question::Take(now_or_not(*cost))], answer)?;
         looked.push((before, taken.decisions[0]));
     }
@@ -330,10 +337,10 @@ pub(super) fn replay_several(
 fn standing_before(limit: &Limit, answer: Value) -> Result<Standing, StoreError> {
     let mut answer = Answer::new(answer)?;
     let (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
-    match limit {
-        Limit::SlidingLog(_) => Ok(LogView::read(&mut answer)?.standing(limit, now)),
-        _ => Ok(limit.standing(&stored_state(limit, &mut answer, now)?, now)),
+    if let Limit::SlidingLog(_) = limit {
+        return Ok(LogView::read(&mut answer)?.standing(limit, now));
     }
+    Ok(limit.standing(&stored_state(limit, &mut answer, now)?, now))
 }
 
 fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
@@ -377,7 +384,12 @@ fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<St
 }
 
 /// A counter from the fields of its hash.
-fn counter_state(answer: &mut Answer, limit: i64, buckets: i64, length: i64) -> Result<CounterState, StoreError> {
+fn counter_state(
+    answer: &mut Answer,
+    limit: i64,
+    buckets: i64,
+    length: i64,
+) -> Result<CounterState, StoreError> {
     let (mut seen, mut tail, mut sub) = (None, None, None);
     let mut counts = Vec::new();
     while let Some(name) = answer.text() {
@@ -400,7 +412,12 @@ fn counter_state(answer: &mut Answer, limit: i64, buckets: i64, length: i64) -> 
     let current = seen.div_euclid(length);
     if sub != length {
         let total: i64 = counts.iter().map(|(_, count)| count).sum();
-        return Ok(CounterState { seen, tail: seen, first: current, counts: [total.min(limit)].into_iter().collect() });
+        return Ok(CounterState {
+            seen,
+            tail: seen,
+            first: current,
+            counts: [total.min(limit)].into_iter().collect(),
+        });
     }
     let first = current - buckets;
     let mut state = CounterState { seen, tail, first, counts: Default::default() };
@@ -440,7 +457,8 @@ impl LogView {
     }
 
     fn standing(&self, limit: &Limit, now: Timestamp) -> Standing {
-        let reset = self.oldest.map_or(0, |oldest| oldest + limit.horizon().get() as i64 - now.as_micros() as i64);
+        let reset =
+            self.oldest.map_or(0, |oldest| oldest + limit.horizon().get() as i64 - now.as_micros() as i64);
         Standing { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
     }
 
@@ -496,7 +514,7 @@ fn replay_log(
             // A denial that was charged has changed what the next one is told.
             memory = match outcome {
                 Outcome::Denied { .. } if charged == 0 => Memory::Denied(ask, decided),
-                _ => Memory::Nothing,
+                Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Memory::Nothing,
             };
         }
         decisions.push(decided);
@@ -533,10 +551,10 @@ struct Answer(std::vec::IntoIter<Value>);
 
 impl Answer {
     fn new(value: Value) -> Result<Self, StoreError> {
-        match value {
-            Value::Array(items) => Ok(Self(items.into_iter())),
-            other => Err(StoreError::protocol(format_args!("a list was expected, not {other:?}"))),
-        }
+        let Value::Array(items) = value else {
+            return Err(StoreError::protocol(format_args!("a list was expected, not {value:?}")));
+        };
+        Ok(Self(items.into_iter()))
     }
 
     /// Whether what is left says that there was no state.
@@ -545,10 +563,8 @@ impl Answer {
     }
 
     fn text(&mut self) -> Option<String> {
-        match self.0.next()? {
-            Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
-            _ => None,
-        }
+        let Value::BulkString(bytes) = self.0.next()? else { return None };
+        String::from_utf8(bytes).ok()
     }
 
     fn number(&mut self) -> Result<i64, StoreError> {
@@ -576,7 +592,13 @@ impl Answer {
 
 impl Memory {
     /// The answer to an ask, if it can be no other than a denial. The server's time is between `early` and `late`.
-    pub(super) fn denies(&self, limit: &Limit, ask: Ask, early: Timestamp, late: Timestamp) -> Option<Decision> {
+    pub(super) fn denies(
+        &self,
+        limit: &Limit,
+        ask: Ask,
+        early: Timestamp,
+        late: Timestamp,
+    ) -> Option<Decision> {
         match self {
             Self::State(state) => {
                 let mut next = state.clone();
