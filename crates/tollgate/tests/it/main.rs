@@ -1,5 +1,9 @@
-//! The engines, judged from outside.
+//! The engines: by themselves, against each other, and on real servers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-mod differential; // the memory of an algorithm in Rust against its twin in a real Redis
-mod memory; // the memory engine: limits, floods, expiry, threads
+mod differential; // memory and Redis decide alike, step by step
+mod exact; // many nodes on one key admit exactly the limit
+mod memory; // the memory engine: floods, expiry, threads
+
+mod limits; // what the others share
+mod worker;
