@@ -60,7 +60,9 @@ fn test(long: bool) -> Result<()> {
     succeed(&mut run)?;
     succeed(&mut cargo(&["test", "--workspace", "--doc"]))?;
     // Other locks: built apart, so that nothing else runs with them.
-    succeed(&mut cargo(&["test", "--package", "tollgate", "--features", "shuttle", "--test", "shuttle"]))?;
+    let shuttle = ["test", "--package", "tollgate", "--features", "shuttle"];
+    succeed(cargo(&shuttle).args(["--test", "shuttle"]))?;
+    succeed(cargo(&shuttle).args(["--lib", "lines"]))?;
     succeed(&mut cargo(&["fmt", "--all", "--check"]))?;
     succeed(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]))
 }

@@ -86,6 +86,15 @@ impl Cluster {
         self.nodes.iter_mut().find(|node| node.tcp_address() == address).expect("a node listens there")
     }
 
+    /// The slot of a key, as the cluster says.
+    ///
+    /// # Panics
+    /// If the first node does not answer.
+    pub fn slot_of(&self, key: &str) -> u16 {
+        let node = self.node(self.nodes()[0]);
+        node.cli(&["CLUSTER", "KEYSLOT", key]).trim().parse().expect("a slot is a number")
+    }
+
     /// The primary that serves a slot. While there is none, as after [`Self::kill_primary_of`], waits for the next.
     ///
     /// # Panics

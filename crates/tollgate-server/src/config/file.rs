@@ -108,7 +108,7 @@ impl Default for Redis {
             connect_timeout: DurationText(Duration::from_secs(1)),
             connections: 1,
             require: false,
-            remember_denials: DurationText(Duration::from_millis(100)),
+            remember_denials: DurationText(Duration::from_millis(80)),
             username: None,
             password: None,
             password_file: None,

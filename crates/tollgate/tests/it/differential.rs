@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::run;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
@@ -283,10 +284,6 @@ async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
     }
     let stats = home.engine.stats();
     println!("{algorithm}: {done} steps, no difference (seed {seed}); {stats:?}");
-}
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 fn compare_on(program: ServerProgram, algorithm: &str, steps: u64) {

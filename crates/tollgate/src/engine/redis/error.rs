@@ -163,6 +163,9 @@ pub(super) fn connect_error(error: &RedisError, server: &Arc<str>) -> StoreError
 
 /// What was said, without the library's own words around it.
 fn describe(error: &RedisError) -> String {
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return "it does not accept the user name or the password".to_owned();
+    }
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) if !detail.starts_with(code) => format!("{code} {detail}"),
         (_, Some(detail)) => detail.to_owned(),
@@ -172,19 +175,21 @@ fn describe(error: &RedisError) -> String {
 
 /// The setting to look at, if the server's words point at one.
 fn hint(text: &str) -> Option<&'static str> {
-    const HINTS: [(&str, &str); 14] = [
+    const HINTS: [(&str, &str); 16] = [
         ("WRONGPASS", "look at the user name and the password of the store"),
         ("invalid password", "look at the password of the store"),
         ("NOAUTH", "the store needs a password: redis.password_file, or in its URL"),
         ("without any password configured", "the store has no password: leave it out"),
-        ("Password authentication failed", "look at the user name and the password of the store"),
+        ("does not accept the user name", "look at the user name and the password of the store"),
         ("NOPERM", "the user lacks a privilege: docs/redis.md has the ACL line"),
         ("The user executing the script", "the user lacks a privilege: docs/redis.md has the ACL line"),
         ("no permissions", "the user lacks a privilege: docs/redis.md has the ACL line"),
         ("DB index is out of range", "look at the database number at the end of the store's URL"),
         ("database number", "look at the database number at the end of the store's URL"),
         ("SELECT is not allowed in cluster mode", "a cluster has only database 0"),
+        ("not valid for name", "the certificate is for another name than the one in the store's URL"),
         ("NotValidForName", "the certificate is for another name than the one in the store's URL"),
+        ("Certificate", "look at redis.tls: the CA, the client's certificate and its key"),
         ("certificate", "look at redis.tls: the CA, the client's certificate and its key"),
         ("cluster support disabled", "the server is no cluster: write redis:// instead of redis+cluster://"),
     ];

@@ -272,3 +272,161 @@ impl Remembering {
         remembered.memory.denies(limit, ask, Timestamp::from_micros(early), Timestamp::from_micros(late))
     }
 }
+
+/// Callers in every order: `cargo test -p tollgate --features shuttle --lib lines`.
+#[cfg(all(test, feature = "shuttle"))]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use shuttle::rand::{Rng, thread_rng};
+    use shuttle::sync::Mutex;
+    use shuttle::thread;
+    use tollgate_core::algorithm::Algorithm;
+    use tollgate_core::{Rate, State, TokenBucket};
+
+    use super::*;
+
+    const PERMITS: u64 = 3;
+
+    /// A store that decides, and what became of its decisions.
+    struct Store {
+        limit: Limit,
+        state: Mutex<State>,
+        in_flight: AtomicU64,
+        admitted: AtomicU64,
+        told: AtomicU64,
+        /// Admissions of callers who had left, or whose answer came too late.
+        lost: AtomicU64,
+    }
+
+    const NOW: Timestamp = Timestamp::from_micros(1_000_000);
+
+    impl Store {
+        fn new() -> Arc<Self> {
+            let limit = Limit::TokenBucket(TokenBucket::new(PERMITS, Rate::per_minute(1)).unwrap());
+            Arc::new(Self {
+                state: Mutex::new(limit.fresh(NOW)),
+                limit,
+                in_flight: AtomicU64::new(0),
+                admitted: AtomicU64::new(0),
+                told: AtomicU64::new(0),
+                lost: AtomicU64::new(0),
+            })
+        }
+
+        /// One call: the answers, and what is remembered of it. Now and then the answers come too late for everybody.
+        fn call(&self, steps: &[Step], now: Instant) -> (Option<Vec<Decision>>, Option<Remembered>) {
+            assert_eq!(self.in_flight.fetch_add(1, Ordering::SeqCst), 0, "one call in flight");
+            thread::yield_now();
+            let mut state = self.state.lock().unwrap();
+            let mut decisions = Vec::new();
+            for step in steps {
+                let Step::Ask(Question::Take(ask)) = step else { panic!("only takes are asked") };
+                let outcome = self.limit.decide(&mut state, NOW, *ask);
+                self.admitted.fetch_add(u64::from(outcome.is_admitted()), Ordering::SeqCst);
+                let standing = self.limit.standing(&state, NOW);
+                let (remaining, reset) = (standing.remaining, standing.reset);
+                decisions.push(Decision { outcome, limit: PERMITS, remaining, reset, at: NOW });
+            }
+            let memory = Memory::State(state.clone());
+            drop(state);
+            thread::yield_now();
+            self.in_flight.fetch_sub(1, Ordering::SeqCst);
+            if thread_rng().gen_ratio(1, 4) {
+                let lost = decisions.iter().filter(|decision| decision.is_admitted()).count();
+                self.lost.fetch_add(lost as u64, Ordering::SeqCst);
+                return (None, None);
+            }
+            let denied = decisions.last().is_some_and(|decision| !decision.is_admitted());
+            let told = denied.then_some(Remembered { memory, at: NOW, sent: now, received: now });
+            (Some(decisions), told)
+        }
+
+        fn tell(&self, decision: &Decision) {
+            self.told.fetch_add(u64::from(decision.is_admitted()), Ordering::SeqCst);
+            let left = PERMITS - self.admitted.load(Ordering::SeqCst);
+            assert!(decision.is_admitted() || left == 0, "denied with {left} left");
+        }
+    }
+
+    /// A caller who leads does its own call, and then those of the ones behind it.
+    fn caller(lines: &Lines, store: &Store, key: &LineKey, now: Instant) {
+        let step = Step::Ask(Question::Take(Ask::of(1)));
+        match lines.enter(key.limiter, &key.key, &store.limit, step, now) {
+            Entered::Denied(decision) => store.tell(&decision),
+            Entered::Full => panic!("a line of four is not full"),
+            Entered::Wait(answer) if thread_rng().gen_ratio(1, 3) => drop(answer),
+            Entered::Wait(mut answer) => loop {
+                match answer.try_recv() {
+                    Ok(Ok(Some(decision))) => return store.tell(&decision),
+                    Ok(Ok(None)) => panic!("a question without an answer"),
+                    // Too late.
+                    Ok(Err(_)) => return,
+                    Err(oneshot::error::TryRecvError::Empty) => thread::yield_now(),
+                    Err(oneshot::error::TryRecvError::Closed) => panic!("a waiter was forgotten"),
+                }
+            },
+            Entered::Lead => {
+                let (answers, mut told) = store.call(&[step], now);
+                answers.iter().flatten().for_each(|decision| store.tell(decision));
+                loop {
+                    let Next { denied, batch } = lines.next(key, &store.limit, told.take(), now);
+                    for (waiter, decision) in denied {
+                        let _ = waiter.answer.send(Ok(Some(decision)));
+                    }
+                    if batch.is_empty() {
+                        return;
+                    }
+                    let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
+                    let (answers, next) = store.call(&steps, now);
+                    told = next;
+                    for (number, waiter) in batch.into_iter().enumerate() {
+                        let answer = match &answers {
+                            Some(answers) => Ok(Some(answers[number])),
+                            None => Err(StoreError::Timeout(Duration::ZERO)),
+                        };
+                        if let Err(Ok(Some(decision))) = waiter.answer.send(answer) {
+                            store.lost.fetch_add(u64::from(decision.is_admitted()), Ordering::SeqCst);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_waiter_is_answered_once_in_order_and_who_left_unsent_has_not_paid() {
+        shuttle::check_random(
+            || {
+                let lines =
+                    Arc::new(Lines::new(Remembering { longest: Duration::from_millis(80), clock: None }));
+                let store = Store::new();
+                let key = LineKey { limiter: 0, key: "user:1".into() };
+                let now = Instant::now();
+                let threads: Vec<_> = (0..5)
+                    .map(|_| {
+                        let (lines, store, key) = (Arc::clone(&lines), Arc::clone(&store), key.clone());
+                        thread::spawn(move || (0..2).for_each(|_| caller(&lines, &store, &key, now)))
+                    })
+                    .collect();
+                for thread in threads {
+                    thread.join().unwrap();
+                }
+                let read = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
+                assert!(read(&store.admitted) <= PERMITS);
+                assert_eq!(
+                    read(&store.told) + read(&store.lost),
+                    read(&store.admitted),
+                    "what is paid is known"
+                );
+                let shard = lines.shard(&key.key).lock();
+                assert!(
+                    shard.lines.values().all(|line| !line.busy && line.waiting.is_empty()),
+                    "nobody is left behind"
+                );
+            },
+            20_000,
+        );
+    }
+}

@@ -64,7 +64,7 @@ pub struct RedisConfig {
     pub sentinel_password: Option<String>,
     /// What TLS needs beyond the system's own certificates.
     pub tls: TlsConfig,
-    /// How long denials are remembered, at most [`REMEMBER_MAX`].
+    /// How long denials are remembered, at most [`REMEMBER_MAX`]. The default leaves time for the call that sees a change.
     pub remember_denials: Duration,
     /// The time by which everything is decided, instead of the server's own: for tests and replays.
     pub clock: Option<Clock>,
@@ -92,7 +92,7 @@ impl RedisConfig {
             sentinel_username: None,
             sentinel_password: None,
             tls: TlsConfig::default(),
-            remember_denials: REMEMBER_MAX,
+            remember_denials: Duration::from_millis(80),
             clock: None,
         }
     }

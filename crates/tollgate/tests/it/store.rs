@@ -1,0 +1,308 @@
+//! The store as it is met: missing, refusing, forgetful, holding what is not ours. And changes by one node as others see them.
+
+use std::time::{Duration, Instant};
+
+use tollgate::{
+    Limit, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError, TlsConfig,
+    TokenBucket,
+};
+use tollgate_testkit::{RedisServer, ServerProgram, TlsFiles};
+
+use crate::limits::{LIMITS, named_limit};
+use crate::run;
+
+/// The privileges that Tollgate needs, as docs/redis.md has them.
+pub(crate) const ACL: &str = "resetkeys ~rate_limiter:* resetchannels -@all +evalsha +script|load +time +ping +hmget +hset \
+     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +del";
+
+/// An engine with patience, and its driver running.
+pub(crate) fn engine_with(url: &str, set: impl FnOnce(&mut RedisConfig)) -> RedisEngine {
+    let mut config = RedisConfig::new(url.parse().unwrap());
+    config.deadline = Duration::from_secs(10);
+    config.connect_timeout = Duration::from_secs(5);
+    set(&mut config);
+    let (engine, driver) = RedisEngine::new(config);
+    tokio::spawn(driver.run());
+    engine
+}
+
+pub(crate) fn engine(url: &str) -> RedisEngine {
+    engine_with(url, |_| ())
+}
+
+fn bucket(capacity: u64, per_second: u64) -> Limit {
+    Limit::TokenBucket(TokenBucket::new(capacity, Rate::per_second(per_second)).unwrap())
+}
+
+/// A bucket of 100 that hardly refills: what is taken stays taken.
+pub(crate) fn slow_bucket(engine: &RedisEngine) -> RedisLimiter {
+    let limit = TokenBucket::new(100, "1/1h".parse().unwrap()).unwrap();
+    engine.limiter("token_bucket", Limit::TokenBucket(limit))
+}
+
+#[test]
+fn an_unreachable_store_is_said_at_once_and_found_as_soon_as_it_is_there() {
+    run(async {
+        let mut server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        server.kill();
+        let limiter = slow_bucket(&engine(&url));
+        let error = limiter.try_acquire("user:1", 1).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains(&server.tcp_address().to_string()), "{error}");
+        server.restart();
+        let start = Instant::now();
+        while limiter.try_acquire("user:1", 1).await.is_err() {
+            assert!(start.elapsed() < Duration::from_secs(5), "a store that is back is found");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+}
+
+#[test]
+fn a_refusal_names_its_cause_and_the_setting() {
+    run(async {
+        let files = TlsFiles::generate();
+        let server = RedisServer::build()
+            .tcp()
+            .users(&[
+                "user default off",
+                "user reader on >s3cret ~* -@all +ping +evalsha +script|load +time",
+                "user limited on >s3cret ~other:* -@all +@all -time",
+            ])
+            .start();
+        let address = server.tcp_address();
+        let wrong_name = RedisServer::build().tls_by_wrong_name(&files).start();
+        let wrong_name = format!("rediss://localhost:{}", wrong_name.tls_address().port());
+        for (url, cause, setting) in [
+            (format!("redis://nobody:wrong@{address}"), "does not accept", "password"),
+            (format!("redis://{address}"), "NOAUTH", "password"),
+            (format!("redis://reader:s3cret@{address}"), "the user executing the script", "docs/redis.md"),
+            (format!("redis://limited:s3cret@{address}"), "permissions", "docs/redis.md"),
+            (format!("redis://limited:s3cret@{address}/99"), "DB index", "database number"),
+            (wrong_name, "not valid for name", "certificate"),
+        ] {
+            let tls = TlsConfig { ca: Some(std::fs::read(files.authority()).unwrap()), identity: None };
+            let engine = engine_with(&url, |config| config.tls = tls);
+            let error = slow_bucket(&engine).try_acquire("user:1", 1).await.unwrap_err();
+            let text = error.to_string();
+            println!("{text}");
+            assert!(matches!(error, StoreError::Refused { .. }), "{url}: {error:?}");
+            assert!(
+                text.to_lowercase().contains(&cause.to_lowercase()) && text.contains(setting),
+                "{url}: {text}"
+            );
+            assert!(!text.contains("s3cret") && !text.contains("wrong@"), "{text}");
+        }
+        // No storm: the next attempt comes after seconds, however many ask.
+        let engine = engine(&format!("redis://nobody:wrong@{address}"));
+        let limiter = slow_bucket(&engine);
+        for _ in 0..100 {
+            limiter.try_acquire("user:1", 1).await.unwrap_err();
+        }
+    });
+}
+
+#[test]
+fn the_least_privileges_are_enough_over_tls_with_a_client_certificate() {
+    run(async {
+        let files = TlsFiles::generate();
+        let user = format!("user tollgate on >s3cret {ACL}");
+        let server = RedisServer::build().tls(&files).users(&["user default off", &user]).start();
+        let url = format!("rediss://tollgate:s3cret@localhost:{}", server.tls_address().port());
+        let client = files.client();
+        let read = |path: &std::path::Path| std::fs::read(path).unwrap();
+        let tls = TlsConfig {
+            ca: Some(read(&files.authority())),
+            identity: Some((read(&client.certificate), read(&client.key))),
+        };
+        let engine = engine_with(&url, |config| config.tls = tls);
+        for name in LIMITS {
+            let limit = named_limit(name);
+            let limiter = engine.limiter(limit.algorithm().as_lowercase(), limit);
+            let decision = limiter.try_acquire("user:1", 3).await.unwrap();
+            assert!(decision.is_admitted(), "{name}");
+            limiter.refund("user:1", 1, decision.at).await.unwrap();
+            limiter.charge("user:1", 1).await.unwrap();
+            limiter.remaining("user:1").await.unwrap();
+            limiter.reset("user:1").await.unwrap();
+            assert_eq!(limiter.remaining("user:1").await.unwrap(), limit.size(), "{name}");
+        }
+        let (limiter, other) = (slow_bucket(&engine), engine.limiter("second", bucket(10, 1)));
+        engine.acquire_all(&[(&limiter, "user:2", 1), (&other, "user:2", 1)]).await.unwrap();
+        let without = engine_with(&url, |config| config.tls.ca = Some(read(&files.authority())));
+        let error = slow_bucket(&without).try_acquire("user:1", 1).await.unwrap_err();
+        assert!(error.to_string().contains("redis.tls"), "a client without certificate: {error}");
+    });
+}
+
+#[test]
+fn a_foreign_value_fails_the_check_and_is_left_alone() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine(&server.url());
+        let buckets = slow_bucket(&engine);
+        let logs = engine
+            .limiter("sliding_window", Limit::SlidingLog(SlidingLog::new(Rate::per_minute(5)).unwrap()));
+        for (command, key) in [
+            ("SET rate_limiter:token_bucket:a text", "a"),
+            ("HSET rate_limiter:token_bucket:b tokens many frac 0 last_refill 1", "b"),
+            ("HSET rate_limiter:token_bucket:c tokens 5 frac 0", "c"),
+            ("HSET rate_limiter:token_bucket:d tokens 1.5 frac 0 last_refill 1", "d"),
+            ("HSET rate_limiter:token_bucket:e tokens 1e300 frac 0 last_refill 1", "e"),
+        ] {
+            server.cli(&command.split(' ').collect::<Vec<_>>());
+            let before = server.cli(&["DUMP", &format!("rate_limiter:token_bucket:{key}")]);
+            let error = buckets.try_acquire(key, 1).await.unwrap_err();
+            assert!(matches!(error, StoreError::Foreign { .. }), "{command}: {error}");
+            assert!(error.to_string().contains(&format!("rate_limiter:token_bucket:{key}")), "{error}");
+            assert_eq!(server.cli(&["DUMP", &format!("rate_limiter:token_bucket:{key}")]), before);
+        }
+        server.cli(&["ZADD", "rate_limiter:sliding_window:a", "1", "something"]);
+        let error = logs.try_acquire("a", 1).await.unwrap_err();
+        assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
+        let foreign = StoreError::CLASSES.iter().position(|class| *class == "foreign").unwrap();
+        assert_eq!(engine.stats().failed[foreign], 6, "each is counted");
+        assert!(buckets.try_acquire("f", 1).await.unwrap().is_admitted(), "other keys go on");
+    });
+}
+
+#[test]
+fn forgotten_scripts_are_loaded_again_without_a_second_decision() {
+    run(async {
+        let mut server = RedisServer::build().append_only().start();
+        let limiter = slow_bucket(&engine(&server.url()));
+        assert_eq!(limiter.try_acquire("user:1", 10).await.unwrap().remaining, 90);
+        server.cli(&["SCRIPT", "FLUSH"]);
+        assert_eq!(limiter.try_acquire("user:1", 10).await.unwrap().remaining, 80);
+        // The append-only file has the state, but not the scripts.
+        server.kill();
+        server.restart();
+        let start = Instant::now();
+        let decision = loop {
+            match limiter.try_acquire("user:1", 10).await {
+                Ok(decision) => break decision,
+                Err(_) => assert!(start.elapsed() < Duration::from_secs(5)),
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert_eq!(decision.remaining, 70, "consumed permits stay consumed");
+    });
+}
+
+#[test]
+fn where_scripts_may_not_read_the_time_it_is_estimated() {
+    run(async {
+        let build = || RedisServer::build().program(ServerProgram::Redis62);
+        let server = build().args(&["--lua-replicate-commands", "no"]).start();
+        let engine = engine(&server.url());
+        let limiter = engine.limiter("token_bucket", bucket(100, 1));
+        let first = limiter.try_acquire("user:1", 40).await.unwrap();
+        assert_eq!((first.is_admitted(), first.remaining), (true, 60));
+        let second = limiter.try_acquire("user:1", 40).await.unwrap();
+        assert!(second.at >= first.at && second.is_admitted());
+        let told: Vec<u64> = server.cli(&["TIME"]).lines().map(|line| line.trim().parse().unwrap()).collect();
+        let told = told[0] * 1_000_000 + told[1];
+        assert!(second.at.as_micros() <= told, "never ahead of the server");
+        assert!(told - second.at.as_micros() < 5_000_000, "and not far behind");
+    });
+}
+
+#[test]
+fn what_one_node_changes_is_seen_by_others_that_remember_a_denial() {
+    run(async {
+        let server = RedisServer::start();
+        let (one, other) = (slow_bucket(&engine(&server.url())), slow_bucket(&engine(&server.url())));
+        let seen_within = async |what: &str| {
+            let start = Instant::now();
+            while !other.try_acquire("user:1", 1).await.unwrap().is_admitted() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let took = start.elapsed();
+            println!("{what}: seen after {took:?}");
+            assert!(took < Duration::from_millis(100) + Duration::from_millis(50), "{what}: {took:?}");
+        };
+        let exhaust = async || {
+            one.charge("user:1", 1_000).await.unwrap();
+            one.reset("user:1").await.unwrap();
+            let taken = one.try_acquire("user:1", 100).await.unwrap();
+            let denied = other.try_acquire("user:1", 1).await.unwrap();
+            assert!(taken.is_admitted() && matches!(denied.outcome, Outcome::Denied { .. }));
+            taken
+        };
+        exhaust().await;
+        one.reset("user:1").await.unwrap();
+        seen_within("a reset").await;
+        let taken = exhaust().await;
+        one.refund("user:1", 50, taken.at).await.unwrap();
+        seen_within("a refund").await;
+    });
+}
+
+#[test]
+fn a_raised_limit_does_not_meet_what_the_old_one_remembers() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine(&server.url());
+        let window = |permits| Limit::SlidingLog(SlidingLog::new(Rate::per_minute(permits)).unwrap());
+        let (old, raised) =
+            (engine.limiter("sliding_window", window(5)), engine.limiter("sliding_window", window(10)));
+        assert!(old.try_acquire("user:1", 5).await.unwrap().is_admitted());
+        assert!(!old.try_acquire("user:1", 1).await.unwrap().is_admitted());
+        let decision = raised.try_acquire("user:1", 1).await.unwrap();
+        assert_eq!(
+            (decision.is_admitted(), decision.remaining),
+            (true, 4),
+            "what was consumed stays consumed"
+        );
+    });
+}
+
+#[test]
+fn a_caller_who_leaves_takes_nobody_along() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine(&server.url());
+        let limiter = slow_bucket(&engine);
+        limiter.try_acquire("user:1", 1).await.unwrap();
+        server.pause();
+        // The first one's call is under way when it leaves; those behind it wait.
+        let (leads, waits) = (limiter.clone(), limiter.clone());
+        let leader = tokio::spawn(async move { leads.try_acquire("user:1", 1).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let leaves = waits.clone();
+        let leaver = tokio::spawn(async move { leaves.try_acquire("user:1", 50).await });
+        let waiter = tokio::spawn(async move { waits.try_acquire("user:1", 1).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        leader.abort();
+        leaver.abort();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        server.resume();
+        let decision = waiter.await.unwrap().unwrap();
+        assert_eq!(decision.remaining, 97, "the leader's call was decided; who left unsent has not paid");
+    });
+}
+
+#[test]
+fn a_store_that_stands_still_costs_no_more_than_the_deadline() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine_with(&server.url(), |config| config.deadline = Duration::from_millis(50));
+        let limiter = slow_bucket(&engine);
+        engine.connected(Duration::from_secs(5)).await.unwrap();
+        server.pause();
+        let checks = (0..200).map(|number| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.try_acquire(&format!("user:{}", number % 20), 1).await })
+        });
+        for check in checks.collect::<Vec<_>>() {
+            let error = check.await.unwrap().unwrap_err();
+            assert!(matches!(error, StoreError::Timeout(_) | StoreError::Unreachable { .. }), "{error}");
+        }
+        server.resume();
+        let start = Instant::now();
+        while limiter.try_acquire("user:1", 1).await.is_err() {
+            assert!(start.elapsed() < Duration::from_secs(10), "it goes on by itself");
+        }
+    });
+}
