@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tollgate::{Clock, Engine, MemoryEngine, RedisEngine};
+use tollgate::{Clock, Engine, MemoryEngine, RedisConfig, RedisEngine};
 
 use crate::access::Access;
 use crate::config::{Config, Store};
@@ -24,14 +24,15 @@ pub struct App {
     listener: TcpListener,
     /// For the actuator, where the API can be reached from outside.
     admin: Option<TcpListener>,
-    clock: Clock,
+    engine: Engine,
 }
 
 /// A whole sweep of the table takes this long: keys that nobody uses any more are gone by then.
 const SWEEP_SECS: usize = 30;
 
 impl App {
-    /// Binds the listeners and starts the log. Decisions are made by `clock`.
+    /// Binds the listeners, starts the log and finds the store. Decisions are made by `clock`; those of a store, which has a
+    /// clock of its own, only if it is one that is handed in.
     pub async fn bind(config: Config, clock: Clock) -> Result<Self> {
         telemetry::init(&config);
         let listener = listen(config.listen, "--listen").await?;
@@ -39,7 +40,8 @@ impl App {
             true => None,
             false => Some(listen(config.admin_listen, "admin.listen").await?),
         };
-        Ok(Self { config, listener, admin, clock })
+        let engine = engine(&config.store, clock).await?;
+        Ok(Self { config, listener, admin, engine })
     }
 
     /// Where the API listens.
@@ -54,28 +56,11 @@ impl App {
 
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let Self { config, listener, admin, clock } = self;
+        let Self { config, listener, admin, engine } = self;
         let tasks = TaskTracker::new();
-        let store = config.store.to_string();
-        let engine = match config.store {
-            Store::Memory(memory) => {
-                let engine = MemoryEngine::new(memory, clock);
-                tasks.spawn(sweep(engine.clone(), stop.clone()));
-                Engine::Memory(engine)
-            }
-            Store::Redis { config: mut redis, require } => {
-                // The store has a clock of its own, unless the time is handed in.
-                redis.clock = Some(clock).filter(Clock::is_manual);
-                let within = redis.connect_timeout * 2;
-                let (engine, driver) = RedisEngine::new(*redis);
-                // Decisions need it until the last request is answered.
-                tokio::spawn(driver.run());
-                if require {
-                    engine.connected(within).await.context("the store is required (--require-store)")?;
-                }
-                Engine::Redis(engine)
-            }
-        };
+        if let Engine::Memory(engine) = &engine {
+            tasks.spawn(sweep(engine.clone(), stop.clone()));
+        }
         let metrics = Arc::new(Metrics::new(&engine));
         let limiters: Result<Vec<_>, _> = config
             .limits
@@ -83,7 +68,7 @@ impl App {
             .map(|limit| engine.limiter(limit.algorithm().as_lowercase(), *limit))
             .collect();
         let local_only = admin.is_none();
-        let actuator = Actuator::new(Arc::clone(&metrics), engine.clone(), store);
+        let actuator = Actuator::new(Arc::clone(&metrics), engine.clone(), config.store.to_string());
         let (own_actuator, rest_actuator) =
             if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
         let rest = Arc::new(Rest {
@@ -104,6 +89,24 @@ impl App {
         tasks.wait().await;
         tracing::info!("stopped");
         Ok(())
+    }
+}
+
+/// The engine for a store. One that cannot be reached is tried again and again, unless it is required.
+async fn engine(store: &Store, clock: Clock) -> Result<Engine> {
+    match store {
+        Store::Memory(memory) => Ok(Engine::Memory(MemoryEngine::new(*memory, clock))),
+        Store::Redis { config, require } => {
+            let config = RedisConfig { clock: Some(clock).filter(Clock::is_manual), ..(**config).clone() };
+            let within = config.connect_timeout * 2;
+            let (engine, driver) = RedisEngine::new(config);
+            // Ends with the engine: decisions need it until the last request is answered.
+            tokio::spawn(driver.run());
+            if *require {
+                engine.connected(within).await.context("the store is required (--require-store)")?;
+            }
+            Ok(Engine::Redis(engine))
+        }
     }
 }
 

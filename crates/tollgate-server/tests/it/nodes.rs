@@ -1,0 +1,106 @@
+//! Many nodes on one store: the real program, killed, added and removed; the store killed and restarted.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tollgate_testkit::{Process, RedisServer, wait_until};
+
+use crate::server::{Response, connect, exchange};
+
+/// A node as a process of its own.
+struct Node {
+    process: Process,
+    address: std::net::SocketAddr,
+}
+
+impl Node {
+    fn start(store: &str) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.args(["--listen", &address.to_string(), "--store", store]);
+        // What is taken stays taken, and a busy machine is no fault.
+        command.env("TOLLGATE_API__DEFAULTS__TOKEN_BUCKET__REFILL_RATE", "1/1h");
+        command.env("TOLLGATE_REDIS__DEADLINE", "5s");
+        let process = Process::start(&command);
+        wait_until("the node listens", || std::net::TcpStream::connect(address).is_ok());
+        Self { process, address }
+    }
+
+    fn get(&self, target: &str) -> Response {
+        exchange(
+            connect(self.address),
+            &format!("GET {target} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"),
+        )
+    }
+
+    fn take(&self, permits: u64) -> Value {
+        self.get(&format!("/api/v1/rate-limit/check?key=user:1&permits={permits}")).json()
+    }
+
+    fn remaining(&self) -> Value {
+        self.get("/api/v1/rate-limit/remaining?key=user:1").json()["remaining"].clone()
+    }
+}
+
+#[test]
+fn consumed_permits_stay_consumed_whoever_dies() {
+    let mut store = RedisServer::build().tcp().append_only().start();
+    let url = format!("redis://{}", store.tcp_address());
+    let (mut one, mut two) = (Node::start(&url), Node::start(&url));
+    assert_eq!(one.take(30)["remaining"], 70);
+    assert_eq!(two.take(30)["remaining"], 40);
+    // All nodes die; new ones, and one more, come with the same settings.
+    one.process.kill();
+    two.process.kill();
+    let nodes = [Node::start(&url), Node::start(&url), Node::start(&url)];
+    for node in &nodes {
+        assert_eq!(node.remaining(), 40);
+    }
+    assert_eq!(nodes[2].take(10)["remaining"], 30);
+    // One is removed; the others do not notice.
+    let [one, two, three] = nodes;
+    drop(three);
+    assert_eq!(one.remaining(), 30);
+    // The store dies, and comes back with its append-only file.
+    store.kill();
+    let closed = one.get("/api/v1/rate-limit/check?key=user:1");
+    assert_eq!((closed.status, closed.header("x-tollgate-basis")), (503, Some("closed")));
+    store.restart();
+    wait_until("both nodes have found the store again", || one.remaining() == 30 && two.remaining() == 30);
+    assert_eq!(two.take(31)["allowed"], false);
+    assert_eq!(two.take(30)["remaining"], 0);
+}
+
+#[test]
+fn a_store_that_is_not_there_is_said_and_waited_for_or_required() {
+    let mut store = RedisServer::build().tcp().start();
+    let url = format!("redis://:s3cret@{}", store.tcp_address());
+    store.kill();
+    let node = Node::start(&url);
+    let closed = node.get("/api/v1/rate-limit/check?key=user:1");
+    assert_eq!(closed.status, 503, "{closed:?}");
+    assert_eq!(closed.header("content-type"), Some("application/problem+json"));
+    let problem = closed.json();
+    assert!(problem["type"].as_str().unwrap().ends_with("#temporary-reduced-capacity"), "{problem}");
+    assert!(!closed.body.contains("127.0.0.1"), "callers are told no addresses: {}", closed.body);
+    let info = node.get("/actuator/info");
+    assert_eq!(info.json()["store"]["status"], "DOWN");
+    assert!(!info.body.contains("s3cret"));
+    assert_eq!(node.get("/actuator/health").status, 200, "the node answers by its contract");
+
+    let start = Instant::now();
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["--listen", "127.0.0.1:0", "--require-store", "--store", &url])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("the store is required") && error.contains(&store.tcp_address().to_string()),
+        "{error}"
+    );
+    assert!(!error.contains("s3cret") && output.stdout.is_empty(), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
