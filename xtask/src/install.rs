@@ -17,6 +17,7 @@ pub(crate) enum Program {
     Nginx,
     Protoc,
     Valgrind,
+    Clang,
 }
 
 impl Program {
@@ -31,6 +32,7 @@ impl Program {
             Self::Nginx => "nginx",
             Self::Protoc => "protoc",
             Self::Valgrind => "valgrind",
+            Self::Clang => "clang",
         }
     }
 
@@ -45,6 +47,7 @@ impl Program {
             Self::Nginx => ["nginx-light", "nginx", "nginx"],
             Self::Protoc => ["protobuf-compiler", "protobuf-compiler", "protobuf"],
             Self::Valgrind => ["valgrind", "valgrind", "valgrind"],
+            Self::Clang => ["clang", "clang", "llvm"],
         }
     }
 
@@ -59,7 +62,8 @@ impl Program {
             | Self::Faketime
             | Self::Curl
             | Self::Protoc
-            | Self::Valgrind => &["--version"],
+            | Self::Valgrind
+            | Self::Clang => &["--version"],
         }
     }
 

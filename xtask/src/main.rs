@@ -29,7 +29,7 @@ enum Task {
     },
     /// Install the peers, if they are missing, and measure them and Tollgate in one run.
     Bench {
-        /// `engine` or `http`.
+        /// `engine`, `http` or `redis`.
         name: String,
         /// Handed on: --check, --json FILE, --quick, --only TEXT.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -68,8 +68,18 @@ fn test(long: bool) -> Result<()> {
 }
 
 fn bench(name: &str, options: &[String]) -> Result<()> {
-    let mut run = cargo(&["run", "--release", "--package", "tollgate-bench", "--", name]);
-    run.args(options);
+    let mut run = cargo(&["run", "--release", "--package", "tollgate-bench"]);
+    if name == "redis" {
+        install::programs(&[
+            Program::RedisServer,
+            Program::RedisCli,
+            Program::RedisBenchmark,
+            Program::Clang,
+        ])?;
+        succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server"]))?;
+        run.args(["--features", "limitador"]);
+    }
+    run.args(["--", name]).args(options);
     if name == "engine" {
         install::programs(&[Program::Valgrind])?;
     }

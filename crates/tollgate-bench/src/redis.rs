@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use redis::aio::MultiplexedConnection;
-use tollgate::{Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, TokenBucket};
-use tollgate_testkit::RedisServer;
+use tollgate::{
+    FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
+    SlidingLog, TokenBucket,
+};
+use tollgate_testkit::{Process, RedisServer, wait_until};
 
 use crate::keys::Random;
+use crate::load::{Pace, run as run_load};
 use crate::report::{Options, Report, median};
 
 const SERVER_CORE: &str = "0";
@@ -31,8 +35,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut report = Report::default();
     let rounds = if options.quick { 1 } else { 5 };
     let secs = Duration::from_secs(if options.quick { 1 } else { 3 });
-    let scenarios: [(&str, Scenario); 4] =
-        [("hot key", hot_key), ("script", script), ("uniform keys", uniform), ("latency", latency)];
+    let scenarios: [(&str, Scenario); 7] = [
+        ("hot key", hot_key),
+        ("script", script),
+        ("uniform keys", uniform),
+        ("limitador", limitador),
+        ("latency", latency),
+        ("http", http),
+        ("memory", memory),
+    ];
     for (name, scenario) in scenarios {
         if name.contains(&options.only) {
             println!("\n{name}");
@@ -304,6 +315,161 @@ fn uniform(report: &mut Report, rounds: usize, duration: Duration) -> Result<()>
     let ratio = median(ratios);
     report.bar("uniform keys, against redis-benchmark -P 16", ratio, ratio >= 0.85, ">= 0.85");
     Ok(())
+}
+
+/// limitador's Redis storage, its exact one, beside Tollgate: uniform keys, and one hot key.
+#[cfg(feature = "limitador")]
+fn limitador(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    use limitador::limit::{Context, Limit};
+    use limitador::storage::redis::AsyncRedisStorage;
+
+    let server = server()?;
+    let mut ratios = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        for (number, name) in ["uniform keys", "hot key"].into_iter().enumerate() {
+            let hot = number == 1;
+            let key = move |random: &mut Random| match hot {
+                true => "user:hot".to_owned(),
+                false => format!("user:{:012}", random.next() % KEYS),
+            };
+            server.cli(&["FLUSHALL"]);
+            let ours = on_one_core(async {
+                let engine = engine(&server).await?;
+                let limiter = engine.limiter("token_bucket", bucket(1_000_000_000, 1_000_000_000)?);
+                flood(&server, &limiter, duration, key).await
+            })?;
+            server.cli(&["FLUSHALL"]);
+            let theirs = on_one_core(async {
+                let storage = AsyncRedisStorage::new(&url(&server)).await?;
+                let limiter = limitador::AsyncRateLimiter::new_with_storage(Box::new(storage));
+                let user = "user".try_into().map_err(|_| anyhow::anyhow!("no variable"))?;
+                limiter.add_limit(Limit::new("bench", 1_000_000_000, 60, vec![], vec![user]));
+                let limiter = Arc::new(limiter);
+                let asked = Arc::new(AtomicU64::new(0));
+                let tasks: Vec<_> = (0..TASKS)
+                    .map(|task| {
+                        let (limiter, asked) = (Arc::clone(&limiter), Arc::clone(&asked));
+                        tokio::spawn(async move {
+                            let mut random = Random(task);
+                            let namespace = "bench".into();
+                            loop {
+                                let values =
+                                    std::collections::HashMap::from([("user".to_owned(), key(&mut random))]);
+                                let context: Context<'_> = values.into();
+                                let checked =
+                                    limiter.check_rate_limited_and_update(&namespace, &context, 1).await;
+                                asked.fetch_add(u64::from(checked.is_ok()), Ordering::Relaxed);
+                            }
+                        })
+                    })
+                    .collect();
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                let (before, start) = (asked.load(Ordering::Relaxed), Instant::now());
+                tokio::time::sleep(duration).await;
+                let done = asked.load(Ordering::Relaxed) - before;
+                tasks.iter().for_each(tokio::task::JoinHandle::abort);
+                Ok(done as f64 / start.elapsed().as_secs_f64())
+            })?;
+            println!("  {name}: tollgate {:>9.0}/s, limitador {theirs:>8.0}/s", ours.per_second);
+            ratios[number].push(ours.per_second / theirs);
+        }
+    }
+    let [uniform, hot] = ratios.map(median);
+    report.bar("limitador, uniform keys, ratio", uniform, uniform >= 1.0, ">= 1");
+    report.bar("limitador, hot key, ratio", hot, hot >= 1.0, ">= 1");
+    Ok(())
+}
+
+#[cfg(not(feature = "limitador"))]
+fn limitador(_: &mut Report, _: usize, _: Duration) -> Result<()> {
+    println!("  left out: `cargo xtask bench redis` builds it");
+    Ok(())
+}
+
+/// The service in front of Redis, both on one core: checks that do not wait for each other.
+fn http(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    const PER_SECOND: u64 = 10_000;
+    const CONNECTIONS: u64 = 64;
+    let requests = (0..100_000)
+        .map(|key| {
+            format!("GET /api/v1/rate-limit/check?key=user:{key:06} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .into_bytes()
+        })
+        .collect();
+    let mut p99 = Vec::new();
+    for _ in 0..rounds {
+        let server = server()?;
+        let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut command = Command::new("taskset");
+        command.args(["-c", SERVER_CORE]).arg(std::env::current_exe()?.with_file_name("tollgate"));
+        command.args(["--listen", &address.to_string(), "--store", &url(&server)]);
+        command.env("TOLLGATE_REDIS__DEADLINE", "1s");
+        let _service = Process::start(&command);
+        wait_until("the service listens", || std::net::TcpStream::connect(address).is_ok());
+        let every = Duration::from_secs(1).mul_f64(CONNECTIONS as f64 / PER_SECOND as f64);
+        let seen = run_load(address, &requests, CONNECTIONS, duration, Pace::Open { every })?;
+        println!(
+            "  {:.0} checks/s: p50 {:.2} ms, p99 {:.2} ms",
+            seen.per_second(),
+            seen.latency.value_at_quantile(0.5) as f64 / 1_000.0,
+            seen.p99_ms()
+        );
+        p99.push(seen.p99_ms());
+    }
+    let p99 = median(p99);
+    report.bar("http at 10,000 checks/s, p99 in ms", p99, p99 < 10.0, "< 10");
+    Ok(())
+}
+
+/// What a key takes in Redis, beside what the specification expected.
+fn memory(report: &mut Report, _: usize, _: Duration) -> Result<()> {
+    const KEYS: u64 = 20_000;
+    let minute = Rate::per_minute(100);
+    let limits = [
+        (Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(10))?), 1, "66 expected"),
+        (Limit::LeakyBucket(LeakyBucket::new(100, Rate::per_second(10), LeakyMode::Meter)?), 1, "-"),
+        (Limit::FixedWindow(FixedWindow::new(minute)?), 1, "50 expected"),
+        (Limit::SlidingCounter(SlidingCounter::new(minute, 1, false)?), 1, "100 expected"),
+        (Limit::SlidingCounter(SlidingCounter::new(minute, 10, true)?), 1, "-"),
+        (Limit::SlidingLog(SlidingLog::new(minute)?), 1, "-"),
+        (Limit::SlidingLog(SlidingLog::new(minute)?), 100, "-"),
+    ];
+    println!("  {:<24}{:>8}{:>14}{:>20}  ", "algorithm", "checks", "MEMORY USAGE", "of the whole server");
+    for (limit, checks, expected) in limits {
+        let server = server()?;
+        let (usage, whole) = on_one_core(async {
+            let engine = engine(&server).await?;
+            let name = limit.algorithm().as_lowercase();
+            let limiter = engine.limiter(name, limit);
+            let before = used_memory(&server)?;
+            let keys = if checks == 1 { KEYS } else { KEYS / 20 };
+            for key in 0..keys {
+                for _ in 0..checks {
+                    limiter.try_acquire(&format!("user:{key:05}"), 1).await?;
+                }
+            }
+            let whole = (used_memory(&server)? - before) as f64 / keys as f64;
+            let usage: f64 = server
+                .cli(&["MEMORY", "USAGE", &format!("rate_limiter:{name}:user:00042")])
+                .trim()
+                .parse()?;
+            Ok((usage, whole))
+        })?;
+        let sub_buckets = if let Limit::SlidingCounter(it) = limit { it.sub_buckets() } else { 1 };
+        let name = match sub_buckets {
+            1 => limit.algorithm().to_string(),
+            more => format!("{} x{more}", limit.algorithm()),
+        };
+        println!("  {name:<24}{checks:>8}{usage:>12.0} B{whole:>18.0} B  {expected}");
+        report.figure(&format!("memory, {name}, {checks} checks, bytes"), usage);
+    }
+    Ok(())
+}
+
+fn used_memory(server: &RedisServer) -> Result<u64> {
+    let info = server.cli(&["INFO", "memory"]);
+    let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).context("no used_memory")?;
+    Ok(line.trim().parse()?)
 }
 
 /// At a steady rate: a check beside a bare PING.

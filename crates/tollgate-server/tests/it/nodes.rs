@@ -28,6 +28,13 @@ impl Node {
         Self { process, address }
     }
 
+    /// One whose log is kept.
+    fn start_with_log(store: &str, log: &std::path::Path) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.args(["--listen", "127.0.0.1:0", "--store", store]);
+        Process::start_with_log(&command, log)
+    }
+
     fn get(&self, target: &str) -> Response {
         exchange(
             connect(self.address),
@@ -103,4 +110,27 @@ fn a_store_that_is_not_there_is_said_and_waited_for_or_required() {
     );
     assert!(!error.contains("s3cret") && output.stdout.is_empty(), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_store_that_may_evict_limits_is_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let store = RedisServer::build().args(&["--maxmemory-policy", "allkeys-lru"]).start();
+    let _node = Node::start_with_log(&store.url(), &log);
+    wait_until("the log warns", || {
+        std::fs::read_to_string(&log)
+            .is_ok_and(|log| log.contains("allkeys-lru") && log.contains("noeviction"))
+    });
+}
+
+#[test]
+fn a_refusal_is_one_clear_line_without_secrets() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let store = RedisServer::build().tcp().users(&["user default on >right ~* +@all"]).start();
+    let _node = Node::start_with_log(&format!("redis://:s3cret@{}", store.tcp_address()), &log);
+    let read = || std::fs::read_to_string(&log).unwrap_or_default();
+    wait_until("the log says why", || read().contains("does not accept the user name or the password"));
+    assert!(!read().contains("s3cret"), "{}", read());
 }

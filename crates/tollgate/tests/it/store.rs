@@ -6,7 +6,7 @@ use tollgate::{
     Limit, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError, TlsConfig,
     TokenBucket,
 };
-use tollgate_testkit::{RedisServer, ServerProgram, TlsFiles};
+use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
 
 use crate::limits::{LIMITS, named_limit};
 use crate::run;
@@ -304,5 +304,53 @@ fn a_store_that_stands_still_costs_no_more_than_the_deadline() {
         while limiter.try_acquire("user:1", 1).await.is_err() {
             assert!(start.elapsed() < Duration::from_secs(10), "it goes on by itself");
         }
+    });
+}
+
+/// Gives every server the user that the documents describe, and says the address with it.
+fn with_user(url: &str, extra: &str, servers: &[&RedisServer]) -> String {
+    let user = format!("ACL SETUSER tollgate on >s3cret {ACL} {extra}");
+    for server in servers {
+        let said = server.cli(&user.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(said.trim(), "OK");
+    }
+    url.replacen("://", "://tollgate:s3cret@", 1)
+}
+
+#[test]
+fn the_least_privileges_are_enough_with_sentinels_and_on_a_cluster() {
+    run(async {
+        let trio = SentinelTrio::start();
+        let servers: Vec<_> = trio.stores().into_iter().map(|address| trio.store(address)).collect();
+        let url = with_user(&trio.url(), "+role", &servers);
+        assert_eq!(slow_bucket(&engine(&url)).try_acquire("user:1", 1).await.unwrap().remaining, 99);
+
+        let cluster = Cluster::start();
+        let servers: Vec<_> = cluster.nodes().into_iter().map(|address| cluster.node(address)).collect();
+        let url = with_user(&cluster.url(), "+cluster|slots +asking", &servers);
+        let limiter = slow_bucket(&engine(&url));
+        for number in 0..20 {
+            let key = format!("user:{number}");
+            assert_eq!(limiter.try_acquire(&key, 1).await.unwrap().remaining, 99);
+        }
+        let slot = cluster.slot_of("rate_limiter:token_bucket:user:0");
+        cluster.begin_move(slot, cluster.primary_of((slot + 8_000) % 16_384));
+        cluster.move_keys(slot);
+        assert_eq!(
+            limiter.try_acquire("user:0", 1).await.unwrap().remaining,
+            98,
+            "asked where it is moving to"
+        );
+    });
+}
+
+#[test]
+fn the_recommended_settings_are_valid() {
+    let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/redis.conf");
+    let server = RedisServer::build().append_only().args(&["--include", conf]).start();
+    assert!(server.cli(&["CONFIG", "GET", "maxmemory-policy"]).contains("noeviction"));
+    assert!(server.cli(&["CONFIG", "GET", "appendfsync"]).contains("everysec"));
+    run(async {
+        assert!(slow_bucket(&engine(&server.url())).try_acquire("user:1", 1).await.unwrap().is_admitted())
     });
 }
