@@ -1,7 +1,7 @@
 //! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -42,8 +42,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// After a refusal that no repetition mends.
 const PAUSE_REFUSED: Duration = Duration::from_secs(5);
-/// Calls in a row without an answer after which a connection counts as dead, whatever the system says.
-const TIMEOUTS_MAX: u32 = 5;
+/// A connection without any answer for this long, although it was asked, counts as dead, whatever the system says. Longer
+/// than the pauses of a healthy server.
+const SILENCE_MAX: Duration = Duration::from_millis(500);
 /// How often the server's clock is read where scripts may not read it.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
@@ -106,8 +107,9 @@ struct Lane {
     state: RwLock<LaneState>,
     changed: Notify,
     lost: Notify,
-    /// Calls in a row that were not answered in time.
-    timeouts: AtomicU32,
+    /// When the first of the calls was sent that were not answered in time, with none answered since.
+    silent_since: Mutex<Option<Instant>>,
+    is_silent: AtomicBool,
     opened: AtomicU64,
 }
 
@@ -120,6 +122,16 @@ enum LaneState {
     },
     /// The last attempt has failed: callers are told why at once.
     Closed(StoreError),
+}
+
+impl Lane {
+    /// Something was heard: the usual case, which costs one look.
+    fn spoke(&self) {
+        if self.is_silent.load(Ordering::Relaxed) {
+            self.is_silent.store(false, Ordering::Relaxed);
+            *self.silent_since.lock() = None;
+        }
+    }
 }
 
 /// A connection on loan for one call.
@@ -135,7 +147,8 @@ impl Node {
             state: RwLock::new(LaneState::Opening),
             changed: Notify::new(),
             lost: Notify::new(),
-            timeouts: AtomicU32::new(0),
+            silent_since: Mutex::new(None),
+            is_silent: AtomicBool::new(false),
             opened: AtomicU64::new(0),
         };
         Self {
@@ -181,16 +194,15 @@ impl Node {
 
     /// A call on this connection was answered.
     pub(super) fn answered(&self, borrowed: &Borrowed) {
-        let timeouts = &self.lanes[borrowed.lane].timeouts;
-        if timeouts.load(Ordering::Relaxed) != 0 {
-            timeouts.store(0, Ordering::Relaxed);
-        }
+        self.lanes[borrowed.lane].spoke();
     }
 
-    /// A call on this connection was not answered in time.
-    pub(super) fn unanswered(&self, borrowed: &Borrowed) {
+    /// A call on this connection, sent at `sent`, was not answered in time.
+    pub(super) fn unanswered(&self, borrowed: &Borrowed, sent: Instant) {
         let lane = &self.lanes[borrowed.lane];
-        if lane.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
+        lane.is_silent.store(true, Ordering::Relaxed);
+        let since = *lane.silent_since.lock().get_or_insert(sent);
+        if since.elapsed() >= SILENCE_MAX {
             self.lost(borrowed);
         }
     }
@@ -249,7 +261,7 @@ impl Node {
                         tracing::info!(server = %self.name, "connected again");
                     }
                     pause = PAUSE_MIN;
-                    lane.timeouts.store(0, Ordering::Relaxed);
+                    lane.spoke();
                     let number = lane.opened.fetch_add(1, Ordering::Relaxed) + 1;
                     *lane.state.write() = LaneState::Open { connection: connection.clone(), number };
                     lane.changed.notify_waiters();

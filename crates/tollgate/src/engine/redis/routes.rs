@@ -146,7 +146,7 @@ impl Routes {
                 }
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    node.unanswered(&borrowed);
+                    node.unanswered(&borrowed, sent);
                     return Err(late());
                 }
             };
@@ -188,8 +188,11 @@ impl Routes {
                     return Err(why);
                 }
                 Fault::Demoted(why) => {
-                    node.lost(&borrowed);
-                    self.doubt.notify_one();
+                    // One server alone has no successor to look for: asking it anew would change nothing.
+                    if self.shape != Shape::Standalone {
+                        node.lost(&borrowed);
+                        self.doubt.notify_one();
+                    }
                     return Err(why);
                 }
                 Fault::Answered(why) => {
