@@ -17,7 +17,6 @@ pub(crate) enum Program {
     Nginx,
     Protoc,
     Valgrind,
-    Clang,
 }
 
 impl Program {
@@ -32,7 +31,6 @@ impl Program {
             Self::Nginx => "nginx",
             Self::Protoc => "protoc",
             Self::Valgrind => "valgrind",
-            Self::Clang => "clang",
         }
     }
 
@@ -47,7 +45,6 @@ impl Program {
             Self::Nginx => ["nginx-light", "nginx", "nginx"],
             Self::Protoc => ["protobuf-compiler", "protobuf-compiler", "protobuf"],
             Self::Valgrind => ["valgrind", "valgrind", "valgrind"],
-            Self::Clang => ["clang", "clang", "llvm"],
         }
     }
 
@@ -62,8 +59,7 @@ impl Program {
             | Self::Faketime
             | Self::Curl
             | Self::Protoc
-            | Self::Valgrind
-            | Self::Clang => &["--version"],
+            | Self::Valgrind => &["--version"],
         }
     }
 
@@ -127,23 +123,32 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A peer from the crates registry, measured beside Tollgate.
+/// A peer, measured beside Tollgate.
 #[derive(Clone, Copy)]
 pub(crate) enum Peer {
+    /// A program from the crates registry.
     ThrottlecrabServer,
+    /// A library from the crates registry, and a program in `peers/` that drives it.
+    Limitador,
 }
 
 /// Builds a peer below the target directory, once, and says where its program is.
 pub(crate) fn peer(peer: Peer, root: &Path) -> Result<PathBuf> {
-    let (name, version) = match peer {
-        Peer::ThrottlecrabServer => ("throttlecrab-server", "0.4.40"),
+    let name = match peer {
+        Peer::ThrottlecrabServer => "throttlecrab-server",
+        Peer::Limitador => "limitador-peer",
     };
     let place = root.join("target/peers");
     let program = place.join("bin").join(name);
     if !program.exists() {
-        println!("building {name} {version} (some minutes, once)");
+        println!("building {name} (some minutes, once)");
         let mut install = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        run(install.args(["install", name, "--version", version, "--locked", "--root"]).arg(&place))?;
+        install.args(["install", "--locked", "--root"]).arg(&place);
+        match peer {
+            Peer::ThrottlecrabServer => install.args([name, "--version", "0.4.40"]),
+            Peer::Limitador => install.arg("--path").arg(root.join("peers/limitador")),
+        };
+        run(&mut install)?;
     }
     Ok(program)
 }

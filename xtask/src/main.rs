@@ -70,14 +70,9 @@ fn test(long: bool) -> Result<()> {
 fn bench(name: &str, options: &[String]) -> Result<()> {
     let mut run = cargo(&["run", "--release", "--package", "tollgate-bench"]);
     if name == "redis" {
-        install::programs(&[
-            Program::RedisServer,
-            Program::RedisCli,
-            Program::RedisBenchmark,
-            Program::Clang,
-        ])?;
+        install::programs(&[Program::RedisServer, Program::RedisCli, Program::RedisBenchmark])?;
         succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server"]))?;
-        run.args(["--features", "limitador"]);
+        run.env("LIMITADOR_PEER", install::peer(Peer::Limitador, &root()?)?);
     }
     run.args(["--", name]).args(options);
     if name == "engine" {
