@@ -189,9 +189,11 @@ impl SlidingCounter {
     fn start(&self, state: &CounterState, earliest: i64, cost: i64) -> i64 {
         let length = self.length();
         let first = earliest / length;
+        let mut inside = state.sum(first - self.buckets() + 1, first);
         // By the last of these everything that counts now has left.
         for index in first..=first + self.buckets() + 1 {
-            let room = self.limit.get() as i64 - cost - state.sum(index - self.buckets() + 1, index);
+            let room = self.limit.get() as i64 - cost - inside;
+            inside += state.count(index + 1) - state.count(index + 1 - self.buckets());
             if room < 0 {
                 continue;
             }

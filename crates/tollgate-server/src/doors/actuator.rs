@@ -66,8 +66,13 @@ impl Actuator {
             Engine::Memory(_) => Ok(()),
             Engine::Redis(engine) => engine.health(),
         };
+        let failures: Vec<String> = match &self.engine {
+            Engine::Memory(_) => Vec::new(),
+            Engine::Redis(engine) => engine.recent_failures().iter().map(ToString::to_string).collect(),
+        };
         match health {
-            Ok(()) => json!({ "address": self.store, "status": "UP" }),
+            Ok(()) if failures.is_empty() => json!({ "address": self.store, "status": "UP" }),
+            Ok(()) => json!({ "address": self.store, "status": "UP", "recentFailures": failures }),
             Err(why) => json!({ "address": self.store, "status": "DOWN", "error": why.to_string() }),
         }
     }

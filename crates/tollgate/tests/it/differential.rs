@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
     Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig,
-    MemoryEngine, MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
-    SlidingLog, Timestamp, TokenBucket,
+    MemoryEngine, MemoryLimiter, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -343,8 +343,14 @@ fn several_limits_are_taken_together_or_not_at_all() {
             for _ in 0..20 {
                 now = random_time(&mut random, now, horizon);
                 home.clock.set(Timestamp::from_micros(now));
-                let costs: Vec<u64> =
-                    all.iter().map(|twins| 1 + random.below(twins.memory.limit().size().min(3))).collect();
+                let costs: Vec<u64> = all
+                    .iter()
+                    .map(|twins| match (random.below(16), twins.memory.limit().size()) {
+                        (0, _) => 0,
+                        (1, size) => size + 1,
+                        (_, size) => 1 + random.below(size.min(3)),
+                    })
+                    .collect();
                 let checks: Vec<_> =
                     all.iter().zip(&costs).map(|(twins, cost)| (&twins.redis, &*twins.key, *cost)).collect();
                 let redis = home.engine.acquire_all(&checks).await.unwrap();
@@ -354,10 +360,11 @@ fn several_limits_are_taken_together_or_not_at_all() {
                     .map(|(twins, cost)| twins.memory.peek(&twins.key, Ask::of(*cost).within(Micros::ZERO)))
                     .collect();
                 let taken = looked.iter().all(Decision::is_admitted);
+                let possible = looked.iter().all(|decision| decision.outcome != Outcome::Impossible);
                 let memory: Vec<_> = (all.iter().zip(&costs).zip(&looked))
                     .map(|((twins, cost), looked)| {
                         // A limit that denies by itself keeps what a denial keeps.
-                        if taken || !looked.is_admitted() {
+                        if possible && (taken || !looked.is_admitted()) {
                             return twins.memory.acquire(&twins.key, Ask::of(*cost).within(Micros::ZERO));
                         }
                         *looked

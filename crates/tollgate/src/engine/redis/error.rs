@@ -132,20 +132,17 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         return Fault::Broken(connect_error(error, server));
     }
     let server = Arc::clone(server);
-    if says("WRONGTYPE")
-        || says("TOLLGATE foreign value")
-        || says("not an integer")
-        || says("hash value is not")
-    {
+    if says("WRONGTYPE") || says("TOLLGATE foreign value") {
         return Fault::Answered(StoreError::Foreign { key: key.into(), why: text });
     }
     if let Some(hint) = hint(&text) {
         return Fault::Answered(StoreError::Refused { server, why: text, hint });
     }
-    if says("READONLY") || says("MASTERDOWN") || says("UNBLOCKED") || says("NOREPLICAS") {
+    if says("READONLY") || says("MASTERDOWN") {
         return Fault::Demoted(StoreError::Unavailable { server, why: text });
     }
-    const PASSING: [&str; 6] = ["LOADING", "BUSY", "OOM", "MISCONF", "CLUSTERDOWN", "Script killed"];
+    const PASSING: [&str; 7] =
+        ["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "Script killed"];
     if PASSING.iter().any(|code| says(code)) {
         return Fault::Answered(StoreError::Unavailable { server, why: text });
     }
@@ -173,9 +170,14 @@ fn describe(error: &RedisError) -> String {
     }
 }
 
+/// Whether no repetition mends it.
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    hint(&describe(error)).is_some()
+}
+
 /// The setting to look at, if the server's words point at one.
 fn hint(text: &str) -> Option<&'static str> {
-    const HINTS: [(&str, &str); 16] = [
+    const HINTS: [(&str, &str); 17] = [
         ("WRONGPASS", "look at the user name and the password of the store"),
         ("invalid password", "look at the password of the store"),
         ("NOAUTH", "the store needs a password: redis.password_file, or in its URL"),
@@ -191,6 +193,7 @@ fn hint(text: &str) -> Option<&'static str> {
         ("NotValidForName", "the certificate is for another name than the one in the store's URL"),
         ("Certificate", "look at redis.tls: the CA, the client's certificate and its key"),
         ("certificate", "look at redis.tls: the CA, the client's certificate and its key"),
+        ("InvalidContentType", "the server speaks no TLS at this port: write redis:// instead of rediss://"),
         ("cluster support disabled", "the server is no cluster: write redis:// instead of redis+cluster://"),
     ];
     HINTS.iter().find(|(words, _)| text.contains(words)).map(|(_, hint)| *hint)

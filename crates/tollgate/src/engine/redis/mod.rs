@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{ClientTlsConfig, Cmd, TlsCertificates};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::DropGuard;
@@ -165,9 +166,14 @@ struct Inner {
     deadline: Duration,
     clock: Option<Clock>,
     counters: Counters,
+    /// By [`StoreError::CLASSES`]: when it was last said, and what.
+    last_failures: [Mutex<Option<(Instant, StoreError)>>; StoreError::CLASSES.len()],
     limiters: AtomicU32,
     _stop: DropGuard,
 }
+
+/// Between two log lines of one reason.
+const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl RedisEngine {
     /// An engine, and the driver that must run for it to answer. Connecting is the driver's work: an unreachable store is no
@@ -187,6 +193,7 @@ impl RedisEngine {
             deadline: config.deadline,
             clock: config.clock,
             counters: Counters::default(),
+            last_failures: Default::default(),
             limiters: AtomicU32::new(0),
             _stop: stop,
         };
@@ -207,6 +214,14 @@ impl RedisEngine {
     /// Whether the store can be asked now, or why not.
     pub fn health(&self) -> Result<(), StoreError> {
         self.0.routes.health()
+    }
+
+    /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
+    pub fn recent_failures(&self) -> Vec<StoreError> {
+        let recent = |last: &Mutex<Option<(Instant, StoreError)>>| {
+            last.lock().as_ref().filter(|(said, _)| said.elapsed() < SAY_EVERY).map(|(_, why)| why.clone())
+        };
+        self.0.last_failures.iter().filter_map(recent).collect()
     }
 
     /// Waits until the store can be asked.
@@ -236,42 +251,61 @@ impl RedisEngine {
         }
     }
 
-    /// Takes from several limits, or from none of them if any denies: limiter, key, permits. Each key once; at most
-    /// [`CHECKS_MAX`]. The decisions are in the order of the checks. Where all limits are in one place (one server, or one slot
-    /// of a cluster) that is one step; else one for each slot, and what was taken before a denial is given back.
+    /// Takes from several limits, or from none of them if any denies: limiter, key, permits. At most [`CHECKS_MAX`]; a key that
+    /// stands twice with one limiter is asked for the sum. The decisions are in the order of the checks. Where all limits are
+    /// in one place (one server, or one slot of a cluster) that is one step; else one for each slot, and what was taken before
+    /// a denial is given back.
     pub async fn acquire_all(
         &self,
         checks: &[(&RedisLimiter, &str, u64)],
     ) -> Result<Vec<Decision>, StoreError> {
         if checks.len() > CHECKS_MAX {
+            self.0.count_failure(&StoreError::Overloaded);
             return Err(StoreError::Overloaded);
         }
+        let mut sums: Vec<(&RedisLimiter, &str, u64)> = Vec::with_capacity(checks.len());
+        let mut sum_of = Vec::with_capacity(checks.len());
+        for (limiter, key, permits) in checks {
+            let known = sums.iter().position(|(other, name, _)| other.id == limiter.id && name == key);
+            let number = known.unwrap_or(sums.len());
+            match sums.get_mut(number) {
+                Some((_, _, sum)) => *sum = sum.saturating_add(*permits),
+                None => sums.push((limiter, key, *permits)),
+            }
+            sum_of.push(number);
+        }
+        let decisions = self.acquire_each_or_none(&sums).await?;
+        Ok(sum_of.into_iter().map(|number| decisions[number]).collect())
+    }
+
+    async fn acquire_each_or_none(
+        &self,
+        checks: &[(&RedisLimiter, &str, u64)],
+    ) -> Result<Vec<Decision>, StoreError> {
+        let deadline = Instant::now() + self.0.deadline;
         let keys: Vec<_> = checks.iter().map(|(limiter, key, _)| limiter.key(key)).collect();
+        // What can never be admitted decides it without a take; what asks for nothing is looked at only.
+        let mut denied = checks.iter().any(|(limiter, _, permits)| *permits > limiter.limit.size());
+        let mut decisions: Vec<Option<Decision>> = vec![None; checks.len()];
+        let mut taken: Vec<usize> = Vec::new();
         // Checks by slot, slots in the order in which they are first met.
         let mut places: Vec<(u16, Vec<usize>)> = Vec::new();
-        for (number, key) in keys.iter().enumerate() {
+        for (number, key) in keys.iter().enumerate().filter(|(number, _)| checks[*number].2 > 0) {
             let slot = self.0.routes.slot(key);
             match places.iter_mut().find(|(known, _)| *known == slot) {
                 Some((_, numbers)) => numbers.push(number),
                 None => places.push((slot, vec![number])),
             }
         }
-        let mut decisions: Vec<Option<Decision>> = vec![None; checks.len()];
-        let mut taken: Vec<usize> = Vec::new();
-        let mut denied = false;
         for (slot, numbers) in places {
             if denied {
-                for number in numbers {
-                    let (limiter, key, permits) = checks[number];
-                    decisions[number] = Some(limiter.peek(key, script::now_or_not(permits)).await?);
-                }
-                continue;
+                break;
             }
             let part: Vec<_> = numbers
                 .iter()
                 .map(|number| (&checks[*number].0.limit, &*keys[*number], checks[*number].2))
                 .collect();
-            let (all, answers) = match self.0.ask_several(slot, &part).await {
+            let (all, answers) = match self.0.ask_several(slot, &part, deadline).await {
                 Ok(answers) => answers,
                 Err(why) => {
                     self.give_back(checks, &taken, &decisions).await;
@@ -288,7 +322,14 @@ impl RedisEngine {
                 self.give_back(checks, &taken, &decisions).await;
             }
         }
-        Ok(decisions.into_iter().flatten().collect())
+        let mut all = Vec::with_capacity(checks.len());
+        for ((limiter, key, permits), decision) in checks.iter().zip(decisions) {
+            all.push(match decision {
+                Some(decision) => decision,
+                None => limiter.peek(key, script::now_or_not(*permits)).await?,
+            });
+        }
+        Ok(all)
     }
 
     /// What cannot be given back is lost to the key until it has refilled: never over, for an instant perhaps under.
@@ -308,9 +349,16 @@ impl RedisEngine {
 }
 
 impl Inner {
+    /// Counts a call that gave no decision, and says so: once for each reason in a while, however many there are.
     fn count_failure(&self, error: &StoreError) {
-        if let Some(class) = StoreError::CLASSES.iter().position(|class| *class == error.class()) {
-            self.counters.failed[class].fetch_add(1, Ordering::Relaxed);
+        let Some(class) = StoreError::CLASSES.iter().position(|class| *class == error.class()) else {
+            return;
+        };
+        self.counters.failed[class].fetch_add(1, Ordering::Relaxed);
+        let mut last = self.last_failures[class].lock();
+        if last.as_ref().is_none_or(|(said, _)| said.elapsed() >= SAY_EVERY) {
+            tracing::warn!(reason = error.class(), "not decided: {error}");
+            *last = Some((Instant::now(), error.clone()));
         }
     }
 
@@ -333,9 +381,10 @@ impl Inner {
         &self,
         slot: u16,
         checks: &[(&Limit, &str, u64)],
+        deadline: Instant,
     ) -> Result<(bool, Vec<Decision>), StoreError> {
+        // An error is told of the first key, whichever of them it was.
         let key = checks.first().map_or("", |(_, key, _)| *key);
-        let deadline = Instant::now() + self.deadline;
         let reply = self.call(key, slot, deadline, |now| script::ask_several(checks, now)).await?;
         self.counters.asked.fetch_add(checks.len() as u64, Ordering::Relaxed);
         script::replay_several(checks, reply.value).inspect_err(|why| self.count_failure(why))
@@ -601,7 +650,8 @@ impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Future for Leadi
 
 impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Drop for Leading<F, T> {
     fn drop(&mut self) {
-        if let Some(call) = self.call.take() {
+        // A call that panicked must not be polled again.
+        if let Some(call) = self.call.take().filter(|_| !std::thread::panicking()) {
             self.tasks.hand_over(async {
                 call.await;
             });

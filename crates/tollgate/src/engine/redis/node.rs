@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tollgate_core::Timestamp;
 
-use super::error::{StoreError, connect_error};
+use super::error::{StoreError, connect_error, is_refusal};
 use super::script::SCRIPTS;
 use super::url::Address;
 
@@ -39,14 +39,18 @@ pub(super) struct Entry {
 const PIPELINE_COMMANDS: usize = 1_024;
 /// Between two attempts to connect: the first pause, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// After a refusal that no repetition mends.
-const PAUSE_REFUSED: Duration = Duration::from_secs(5);
-/// A connection without any answer for this long, although it was asked, counts as dead, whatever the system says. Longer
-/// than the pauses of a healthy server.
+pub(super) const PAUSE_REFUSED: Duration = Duration::from_secs(5);
+/// How long a node without slots is kept after a key on the move was asked for there.
+const ASKED_FOR: Duration = Duration::from_secs(60);
+/// A connection that does not answer a PING within this is dead, whatever the system says. Longer than the pauses of a
+/// healthy server.
 const SILENCE_MAX: Duration = Duration::from_millis(500);
-/// How often the server's clock is read where scripts may not read it.
-const CLOCK_EVERY: Duration = Duration::from_secs(1);
+/// How often a connection is asked whether it lives. One that has died while nobody asked is found before somebody does.
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// A connection that is lost within this was of no use: the next attempt is held back as if it had failed.
+const USEFUL_MIN: Duration = Duration::from_secs(1);
 
 impl Entry {
     /// A client for one server.
@@ -97,6 +101,10 @@ pub(super) struct Node {
     /// Where scripts may not read the time: the last that the server told, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
+    /// When the scripts were last loaded because they were missing.
+    loaded: tokio::sync::Mutex<Option<Instant>>,
+    /// When a key that is on the move was last asked for here: such a node may have no slots yet.
+    asked: Mutex<Option<Instant>>,
     /// Told when a connection is lost or cannot be had: the server may no longer be the right one.
     pub(super) doubt: Arc<Notify>,
     pub(super) retired: CancellationToken,
@@ -107,9 +115,8 @@ struct Lane {
     state: RwLock<LaneState>,
     changed: Notify,
     lost: Notify,
-    /// When the first of the calls was sent that were not answered in time, with none answered since.
-    silent_since: Mutex<Option<Instant>>,
-    is_silent: AtomicBool,
+    /// Told when a call was not answered in time.
+    doubted: Notify,
     opened: AtomicU64,
 }
 
@@ -122,16 +129,6 @@ enum LaneState {
     },
     /// The last attempt has failed: callers are told why at once.
     Closed(StoreError),
-}
-
-impl Lane {
-    /// Something was heard: the usual case, which costs one look.
-    fn spoke(&self) {
-        if self.is_silent.load(Ordering::Relaxed) {
-            self.is_silent.store(false, Ordering::Relaxed);
-            *self.silent_since.lock() = None;
-        }
-    }
 }
 
 /// A connection on loan for one call.
@@ -147,8 +144,7 @@ impl Node {
             state: RwLock::new(LaneState::Opening),
             changed: Notify::new(),
             lost: Notify::new(),
-            silent_since: Mutex::new(None),
-            is_silent: AtomicBool::new(false),
+            doubted: Notify::new(),
             opened: AtomicU64::new(0),
         };
         Self {
@@ -158,6 +154,8 @@ impl Node {
             entry,
             clock: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
+            loaded: tokio::sync::Mutex::new(None),
+            asked: Mutex::new(None),
             doubt,
             retired: CancellationToken::new(),
         }
@@ -166,6 +164,16 @@ impl Node {
     /// How many connections it has, or wants.
     pub(super) fn lanes(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// A key that is on the move is asked for here.
+    pub(super) fn ask(&self) {
+        *self.asked.lock() = Some(Instant::now());
+    }
+
+    /// Whether keys are on their way here.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.lock().is_some_and(|asked| asked.elapsed() < ASKED_FOR)
     }
 
     /// A connection for keys of this hash, as soon as there is one.
@@ -185,38 +193,41 @@ impl Node {
                 LaneState::Closed(why) => return Err(why.clone()),
                 LaneState::Opening => {}
             }
-            if timeout_at(deadline, changed).await.is_err() {
+            let opened = async {
+                tokio::select! {
+                    () = changed => true,
+                    () = self.retired.cancelled() => false,
+                }
+            };
+            if !matches!(timeout_at(deadline, opened).await, Ok(true)) {
                 let why = "it is being opened";
                 return Err(StoreError::Unreachable { server: Arc::clone(&self.name), why: why.into() });
             }
         }
     }
 
-    /// A call on this connection was answered.
-    pub(super) fn answered(&self, borrowed: &Borrowed) {
-        self.lanes[borrowed.lane].spoke();
-    }
-
-    /// A call on this connection, sent at `sent`, was not answered in time.
-    pub(super) fn unanswered(&self, borrowed: &Borrowed, sent: Instant) {
-        let lane = &self.lanes[borrowed.lane];
-        lane.is_silent.store(true, Ordering::Relaxed);
-        let since = *lane.silent_since.lock().get_or_insert(sent);
-        if since.elapsed() >= SILENCE_MAX {
-            self.lost(borrowed);
-        }
+    /// A call on this connection was not answered in time: it may be dead.
+    pub(super) fn unanswered(&self, borrowed: &Borrowed) {
+        self.lanes[borrowed.lane].doubted.notify_one();
     }
 
     /// This connection is of no more use.
     pub(super) fn lost(&self, borrowed: &Borrowed) {
         let lane = &self.lanes[borrowed.lane];
-        let mut state = lane.state.write();
-        // Unless somebody has said so before, and it was opened anew.
-        if matches!(&*state, LaneState::Open { number, .. } if *number == borrowed.number) {
-            *state = LaneState::Opening;
+        if self.forget(lane, borrowed.number) {
             lane.lost.notify_one();
+        }
+    }
+
+    /// Takes a connection out of use, unless somebody has done so before, and it was opened anew.
+    fn forget(&self, lane: &Lane, lost: u64) -> bool {
+        let mut state = lane.state.write();
+        let current = matches!(&*state, LaneState::Open { number, .. } if *number == lost);
+        if current {
+            *state = LaneState::Opening;
             self.doubt.notify_one();
         }
+        current
     }
 
     /// Whether any connection is open, or why not.
@@ -260,12 +271,21 @@ impl Node {
                     if said.take().is_some() {
                         tracing::info!(server = %self.name, "connected again");
                     }
-                    pause = PAUSE_MIN;
-                    lane.spoke();
+                    let opened = Instant::now();
                     let number = lane.opened.fetch_add(1, Ordering::Relaxed) + 1;
                     *lane.state.write() = LaneState::Open { connection: connection.clone(), number };
                     lane.changed.notify_waiters();
-                    self.until_lost(lane, connection).await;
+                    self.until_lost(lane, connection, number).await;
+                    if opened.elapsed() >= USEFUL_MIN {
+                        pause = PAUSE_MIN;
+                        continue;
+                    }
+                    let why = "it was lost as soon as it was opened".into();
+                    let server = Arc::clone(&self.name);
+                    *lane.state.write() = LaneState::Closed(StoreError::Unreachable { server, why });
+                    lane.changed.notify_waiters();
+                    sleep(jittered(pause)).await;
+                    pause = PAUSE_MAX.min(pause * 2);
                 }
                 Err(why) => {
                     let text = why.to_string();
@@ -284,14 +304,30 @@ impl Node {
         }
     }
 
-    async fn until_lost(&self, lane: &Lane, mut connection: MultiplexedConnection) {
+    async fn until_lost(&self, lane: &Lane, mut connection: MultiplexedConnection, number: u64) {
         loop {
             tokio::select! {
                 () = lane.lost.notified() => return,
-                () = sleep(CLOCK_EVERY), if self.is_clock_estimated.load(Ordering::Relaxed) => {
-                    // A connection that cannot tell the time will fail its next call, and be lost then.
-                    let _ = timeout(self.entry.connect_timeout, self.read_clock(&mut connection)).await;
+                () = lane.doubted.notified() => {}
+                () = sleep(PING_EVERY) => {}
+            }
+            let lives = async {
+                if self.is_clock_estimated.load(Ordering::Relaxed) {
+                    return self.read_clock(&mut connection).await;
                 }
+                let mut ping = Cmd::new();
+                ping.arg("PING");
+                connection.send_packed_command(&ping).await.map(drop)
+            };
+            // A server that answers with an error lives.
+            let dead = match timeout(SILENCE_MAX, lives).await {
+                Ok(Ok(())) => false,
+                Ok(Err(error)) => error.is_io_error() || error.is_connection_dropped(),
+                Err(_) => true,
+            };
+            if dead {
+                self.forget(lane, number);
+                return;
             }
         }
     }
@@ -312,7 +348,8 @@ impl Node {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(connect_error(&error, &self.name)),
             Err(_) => {
-                let why = format!("no answer within {} ms", self.entry.connect_timeout.as_millis());
+                let tls = if self.entry.tls { " (does it speak TLS at this port?)" } else { "" };
+                let why = format!("no answer within {} ms{tls}", self.entry.connect_timeout.as_millis());
                 Err(StoreError::Unreachable { server: Arc::clone(&self.name), why: why.into() })
             }
         }
@@ -335,8 +372,17 @@ impl Node {
         }
     }
 
-    /// Makes the scripts known to the server.
-    pub(super) async fn load_scripts(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+    /// Makes the scripts known to a server that has forgotten them: once for all calls that were sent before it is done.
+    pub(super) async fn reload_scripts(&self, borrowed: &mut Borrowed, sent: Instant) -> RedisResult<()> {
+        let mut loaded = self.loaded.lock().await;
+        if loaded.is_none_or(|loaded| loaded < sent) {
+            self.load_scripts(&mut borrowed.connection).await?;
+            *loaded = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn load_scripts(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let mut load = Pipeline::new();
         for script in SCRIPTS.all() {
             load.cmd("SCRIPT").arg("LOAD").arg(&script.source);
@@ -357,11 +403,15 @@ impl Node {
     async fn probe_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let mut probe = Pipeline::new();
         probe.cmd("SCRIPT").arg("LOAD").arg(&SCRIPTS.probe.source);
-        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(1).arg("rate_limiter:probe");
+        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(0);
         let answer = connection.send_packed_commands(&probe, 1, 1).await?.pop().unwrap_or(Value::Nil);
-        let refused =
-            matches!(single(Ok(answer)), Err(error) if error.to_string().contains("non deterministic"));
-        if refused {
+        let error = match single(Ok(answer)) {
+            // Without a privilege nothing will be decided.
+            Err(error) if is_refusal(&error) => return Err(error),
+            Err(error) => error.to_string(),
+            Ok(_) => String::new(),
+        };
+        if error.contains("non deterministic") {
             self.read_clock(connection).await?;
             if !self.is_clock_estimated.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
@@ -412,7 +462,7 @@ pub(super) fn single(answer: RedisResult<Value>) -> RedisResult<Value> {
 }
 
 /// Up to a quarter more, so that many nodes do not come at once.
-fn jittered(pause: Duration) -> Duration {
+pub(super) fn jittered(pause: Duration) -> Duration {
     let mut byte = [0];
     // Without randomness the pause is the plain one.
     let _ = getrandom::fill(&mut byte);

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tollgate_core::Timestamp;
 
 use super::driver::Tasks;
-use super::error::{Fault, Redirect, StoreError, connect_error, fault};
-use super::node::{Entry, Node, single};
+use super::error::{Fault, Redirect, StoreError, connect_error, fault, is_refusal};
+use super::node::{Entry, Node, PAUSE_MAX, PAUSE_REFUSED, jittered, single};
 use super::slot::{SLOTS, slot_of};
 use super::url::{Address, Shape};
 
@@ -25,6 +25,8 @@ const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// Looks at who is who when nobody has asked for one.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How long a sentinel may be silent before it is listened to anew.
+const SUBSCRIBE_EVERY: Duration = Duration::from_secs(60);
 /// Nobody has this slot.
 const NOBODY: u16 = u16::MAX;
 
@@ -141,12 +143,11 @@ impl Routes {
             });
             let error = match answer.await {
                 Ok(Ok(value)) => {
-                    node.answered(&borrowed);
                     return Ok(Reply { value, sent, received: Instant::now() });
                 }
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    node.unanswered(&borrowed, sent);
+                    node.unanswered(&borrowed);
                     return Err(late());
                 }
             };
@@ -156,7 +157,7 @@ impl Routes {
                     loaded = true;
                     // The script is asked for where it was missing, which may be where a redirect has led.
                     asking = redirects > 0;
-                    let load = node.load_scripts(&mut borrowed.connection);
+                    let load = node.reload_scripts(&mut borrowed, sent);
                     timeout_at(deadline, load)
                         .await
                         .map_err(|_| late())?
@@ -173,6 +174,7 @@ impl Routes {
                     redirects += 1;
                     asking = true;
                     node = self.adopt(&redirect.address(&node));
+                    node.ask();
                 }
                 Fault::Moved(_) | Fault::Ask(_) => {
                     self.doubt.notify_one();
@@ -188,15 +190,12 @@ impl Routes {
                     return Err(why);
                 }
                 Fault::Demoted(why) => {
-                    // One server alone has no successor to look for: asking it anew would change nothing.
-                    if self.shape != Shape::Standalone {
-                        node.lost(&borrowed);
-                        self.doubt.notify_one();
-                    }
+                    // Behind the same name there may be another server by now.
+                    node.lost(&borrowed);
+                    self.doubt.notify_one();
                     return Err(why);
                 }
                 Fault::Answered(why) => {
-                    node.answered(&borrowed);
                     if matches!(why, StoreError::Unavailable { .. }) {
                         self.doubt.notify_one();
                     }
@@ -215,7 +214,10 @@ impl Routes {
                 let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
                 match (table.nodes.get(usize::from(number)), &table.why) {
                     (Some(node), _) => return Ok(Arc::clone(node)),
-                    (None, Some(why)) => return Err(why.clone()),
+                    (None, Some(why)) => {
+                        self.doubt.notify_one();
+                        return Err(why.clone());
+                    }
                     (None, None) => {}
                 }
             }
@@ -255,17 +257,20 @@ impl Routes {
     /// Finds out who is who, again and again.
     async fn keep_looking(self: Arc<Self>) {
         let mut said: Option<String> = None;
-        loop {
+        let mut pause = LOOK_PAUSE;
+        // Nobody's word is taken for ever: each look begins with the next one.
+        for first in (0..).map(|look: usize| look % self.seeds.len().max(1)) {
             let found = match &self.shape {
                 Shape::Standalone => return,
                 Shape::Sentinel { master } => {
-                    self.find_primary(master).await.map(|primary| vec![(primary, 0..=0)])
+                    self.find_primary(master, first).await.map(|primary| vec![(primary, 0..=0)])
                 }
-                Shape::Cluster => self.find_slots().await,
+                Shape::Cluster => self.find_slots(first).await,
             };
             match found {
                 Ok(found) => {
                     said = None;
+                    pause = LOOK_PAUSE;
                     self.replace(found);
                 }
                 Err(why) => {
@@ -274,10 +279,13 @@ impl Routes {
                         tracing::warn!("{text}");
                     }
                     said = Some(text);
+                    let refused = matches!(why, StoreError::Refused { .. });
                     self.table.write().why = Some(why);
                     self.changed.notify_waiters();
                     // Nobody has to ask for another look.
                     self.doubt.notify_one();
+                    sleep(jittered(if refused { PAUSE_REFUSED } else { pause })).await;
+                    pause = PAUSE_MAX.min(pause * 2);
                 }
             }
             sleep(LOOK_PAUSE).await;
@@ -305,7 +313,7 @@ impl Routes {
         let kept: Vec<_> = table
             .nodes
             .iter()
-            .map(|node| found.iter().any(|(address, _)| *address == node.address))
+            .map(|node| node.is_asked() || found.iter().any(|(address, _)| *address == node.address))
             .collect();
         let mut numbers = Vec::with_capacity(kept.len());
         let mut next = 0;
@@ -332,9 +340,9 @@ impl Routes {
     }
 
     /// Asks one sentinel after another who the primary is.
-    async fn find_primary(&self, master: &str) -> Result<Address, StoreError> {
+    async fn find_primary(&self, master: &str, first: usize) -> Result<Address, StoreError> {
         let mut why = self.not_yet();
-        for sentinel in &self.seeds {
+        for sentinel in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
             let name: Arc<str> = sentinel.to_string().into();
             let ask = async {
                 let mut connection = self.sentinel_entry.connect(sentinel).await?;
@@ -365,9 +373,15 @@ impl Routes {
                 events.subscribe("+switch-master").await?;
                 RedisResult::Ok(events)
             };
-            if let Ok(Ok(events)) = timeout(self.sentinel_entry.connect_timeout, subscribe).await {
+            let mut pause = PAUSE_MAX;
+            let subscribed = timeout(self.sentinel_entry.connect_timeout, subscribe).await;
+            if matches!(&subscribed, Ok(Err(error)) if is_refusal(error)) {
+                pause = PAUSE_REFUSED;
+            }
+            if let Ok(Ok(events)) = subscribed {
                 let mut events = events.into_on_message();
-                while let Some(event) = events.next().await {
+                // Anew from time to time: a connection that was cut unseen would never say another word.
+                while let Ok(Some(event)) = timeout(SUBSCRIBE_EVERY, events.next()).await {
                     let event: String = event.get_payload().unwrap_or_default();
                     if event.split(' ').next() == Some(&master) {
                         tracing::info!(%event, "the sentinels have switched to another primary");
@@ -375,27 +389,30 @@ impl Routes {
                     }
                 }
             }
-            sleep(LOOK_EVERY / 10).await;
+            sleep(jittered(pause)).await;
         }
     }
 
     /// Asks one node after another who has which slots.
-    async fn find_slots(&self) -> Result<Vec<(Address, std::ops::RangeInclusive<u16>)>, StoreError> {
+    async fn find_slots(
+        &self,
+        first: usize,
+    ) -> Result<Vec<(Address, std::ops::RangeInclusive<u16>)>, StoreError> {
         let mut ask = Cmd::new();
         ask.arg("CLUSTER").arg("SLOTS");
         let deadline = || Instant::now() + self.entry.connect_timeout;
         let known: Vec<_> = self.table.read().nodes.clone();
-        for node in known.iter().filter(|node| node.health().is_ok()) {
+        for node in known.iter().cycle().skip(first).take(known.len()).filter(|node| node.health().is_ok()) {
             let Ok(mut borrowed) = node.borrow(0, deadline()).await else { continue };
             let answer = timeout_at(deadline(), borrowed.connection.send_packed_command(&ask)).await;
             if let Ok(Ok(slots)) = answer.map(single)
-                && let Some(found) = owners(slots, &node.address)
+                && let Some(found) = owners(slots, &node.address).filter(|found| !found.is_empty())
             {
                 return Ok(found);
             }
         }
         let mut why = self.not_yet();
-        for seed in &self.seeds {
+        for seed in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
             let name: Arc<str> = seed.to_string().into();
             let asked = async {
                 let mut connection = self.entry.connect(seed).await?;
@@ -425,7 +442,7 @@ impl Redirect {
 /// The host that was named, or that of the one who named none.
 fn host_or(named: &str, by: &Address) -> String {
     match by {
-        Address::Tcp { host, .. } if named.is_empty() => host.clone(),
+        Address::Tcp { host, .. } if named.is_empty() || named == "?" => host.clone(),
         Address::Tcp { .. } | Address::Unix(_) => named.to_owned(),
     }
 }
@@ -462,4 +479,46 @@ async fn send_asking(
     both.add_command(command.clone());
     let mut answers = connection.send_packed_commands(&both, 0, 2).await?;
     single(Ok(answers.pop().unwrap_or(Value::Nil)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn range(first: i64, last: i64, host: Value, port: i64) -> Value {
+        let primary = Value::Array(vec![host, Value::Int(port), text("id")]);
+        Value::Array(vec![Value::Int(first), Value::Int(last), primary])
+    }
+
+    #[test]
+    fn slots_are_read_however_their_hosts_are_written() {
+        let by = Address::Tcp { host: "10.0.0.1".into(), port: 7000 };
+        let slots = vec![
+            range(0, 5, text("10.0.0.2"), 1),
+            range(6, 6, text(""), 2),
+            range(7, 8, Value::Nil, 3),
+            range(9, 9, text("?"), 4),
+            range(10, 16_383, text("2001:db8::1"), 5),
+        ];
+        let found: Vec<_> = owners(Value::Array(slots), &by)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(address, slots)| (address.to_string(), *slots.start(), *slots.end()))
+            .collect();
+        let expected = [
+            ("10.0.0.2:1", 0, 5),
+            ("10.0.0.1:2", 6, 6),
+            ("10.0.0.1:3", 7, 8),
+            ("10.0.0.1:4", 9, 9),
+            ("[2001:db8::1]:5", 10, 16_383),
+        ];
+        assert_eq!(found, expected.map(|(address, first, last)| (address.to_owned(), first, last)));
+        assert_eq!(owners(Value::Array(vec![]), &by), Some(vec![]));
+        assert_eq!(owners(Value::Int(1), &by), None);
+        assert_eq!(owners(Value::Array(vec![range(0, 99_999, text("a"), 1)]), &by), None);
+    }
 }

@@ -43,7 +43,7 @@ const BODIES: [(&str, &str, &str); 6] = [
     ("sliding_counter", "", include_str!("lua/sliding_counter.lua")),
 ];
 const SEVERAL: &str = include_str!("lua/several.lua");
-const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', KEYS[1], 1)";
+const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
 
 /// Where in [`BODIES`] the script of a limit is.
 const fn home(limit: &Limit) -> usize {

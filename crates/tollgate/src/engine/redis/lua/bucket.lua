@@ -17,7 +17,7 @@ local fill_ticks = ceil(full / flow)
 -- The level is what could be taken, in units: tokens, or the room above the water.
 local stored = call('HMGET', KEYS[1], AMOUNT, 'frac', DATED)
 local level, at, redated = full, now_tick, false
-if stored[1] then
+if stored[1] or stored[2] or stored[3] then
   -- Bounds hold what was written under another limit: debts and reservations reach to a bucketful and a tick below empty.
   local beyond = size + ceil(flow / unit)
   local permits = max(-beyond, min(whole(stored[1]), size + beyond))

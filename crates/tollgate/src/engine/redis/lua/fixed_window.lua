@@ -12,7 +12,7 @@ local current = floor(now / length)
 
 local stored = call('HMGET', KEYS[1], 'window', 'count')
 local window, taken = current, 0
-if stored[1] then
+if stored[1] or stored[2] then
   -- Bounds hold what was written under another limit.
   window, taken = floor(whole(stored[1]) / length), max(0, min(whole(stored[2]), 3 * limit))
 end

@@ -12,7 +12,7 @@ local horizon = ceil(capacity / refill) * period
 
 local stored = call('HMGET', KEYS[1], 'tokens', 'last_refill')
 local tokens, last = capacity, now
-if stored[1] then
+if stored[1] or stored[2] then
   -- Bounds hold what was written under another limit.
   tokens, last = max(-capacity - refill, min(whole(stored[1]), capacity)), whole(stored[2])
 end

@@ -22,9 +22,12 @@ end
 
 -- A stored number, or `absent` where there is none. What Tollgate has not written stops the script.
 local function whole(text, absent)
-  local number = text and tonumber(text) or absent
-  if not number or number % 1 ~= 0 or number > 9007199254740991 or number < -9007199254740991 then
-    error('TOLLGATE foreign value: ' .. tostring(text))
+  local number = absent
+  if text then
+    number = string.find(text, '^-?%d+$') and tonumber(text)
+  end
+  if not number or number > 9007199254740991 or number < -9007199254740991 then
+    error('TOLLGATE foreign value: ' .. string.sub(tostring(text), 1, 64))
   end
   return number
 end

@@ -25,7 +25,7 @@ if stored[1] then
   local total, current = 0, floor(seen / length)
   local same = whole(fields.sub) == length
   for name, text in pairs(fields) do
-    local number = tonumber(name)
+    local number = string.find(name, '^%d+$') and tonumber(name)
     -- Older ones were of no account when the others were written.
     if number and (not same or number >= current - buckets) then
       local count = max(0, min(whole(text), 3 * limit))
@@ -167,7 +167,7 @@ if changed and op ~= 'look' then
     end
   end
   for name in pairs(fields) do
-    if tonumber(name) then
+    if string.find(name, '^%d+$') then
       removed[#removed + 1] = name
     end
   end
