@@ -14,8 +14,8 @@ use tollgate_testkit::RedisServer;
 use crate::keys::Random;
 use crate::report::{Options, Report, median};
 
-const SERVER_CORE: &str = "0";
-const LOAD_CORE: &str = "1";
+pub(crate) const SERVER_CORE: &str = "0";
+pub(crate) const LOAD_CORE: &str = "1";
 
 /// Keys that are asked about at random: far more than checks in flight, so that hardly two are of one key.
 const KEYS: u64 = 1_000_000;
@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report.finish(options)
 }
 
-fn pin(process: u32, core: &str) -> Result<()> {
+pub(crate) fn pin(process: u32, core: &str) -> Result<()> {
     let done = Command::new("taskset").args(["-a", "-pc", core, &process.to_string()]).output()?;
     ensure!(done.status.success(), "taskset: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
