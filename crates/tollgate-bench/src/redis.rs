@@ -149,7 +149,8 @@ fn script_calls(server: &RedisServer) -> Result<u64> {
     Ok(line.split(',').next().unwrap_or("0").parse()?)
 }
 
-fn cpu(server: &RedisServer) -> Result<Duration> {
+/// Processor time that a server has taken so far.
+pub(crate) fn cpu(server: &RedisServer) -> Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{}/schedstat", server.process_id()))?;
     Ok(Duration::from_nanos(text.split_whitespace().next().context("no schedstat")?.parse()?))
 }

@@ -226,23 +226,31 @@ if changed and op ~= 'look' then
   -- A burst long gone must not hold its memory for ever; that of a few entries is not worth the work.
   if head == '' or entries > room or room > 16 and entries * 4 < room then
     -- Written anew, with room for a quarter more: what is copied is a few entries for each that comes.
-    local parts = { '' }
+    local parts = {}
     if kept > 0 then
       local from, to = place(live), place(count - 1)
       if from <= to then
-        parts[2] = call('GETRANGE', key, from, to + ENTRY_BYTES - 1)
+        parts[1] = call('GETRANGE', key, from, to + ENTRY_BYTES - 1)
       else
-        parts[2] = call('GETRANGE', key, from, -1)
-        parts[3] = call('GETRANGE', key, HEAD_BYTES, to + ENTRY_BYTES - 1)
+        parts[1] = call('GETRANGE', key, from, -1)
+        parts[2] = call('GETRANGE', key, HEAD_BYTES, to + ENTRY_BYTES - 1)
       end
     end
     for _, it in ipairs(closed) do
       parts[#parts + 1] = struct.pack(ENTRY, it.start, it.sum)
     end
-    local size = entries + ceil(entries / 4)
-    parts[1] = packed(size, 0, entries)
-    parts[#parts + 1] = string.rep('\0', (size - entries) * ENTRY_BYTES)
-    call('SET', key, table.concat(parts))
+    -- Put together by the server: in Lua that takes three times as long, which is many milliseconds for a large log. A string
+    -- that is made by SETRANGE has the size that was asked for; one that grows is given up to twice of it. The first call is for
+    -- a server without memory to refuse: it would allow DEL, and what comes after it.
+    local size, at = entries + ceil(entries / 4), HEAD_BYTES
+    call('SETRANGE', key, 0, 'TGL1')
+    call('DEL', key)
+    call('SETRANGE', key, HEAD_BYTES + size * ENTRY_BYTES - 1, '\0')
+    for _, part in ipairs(parts) do
+      call('SETRANGE', key, at, part)
+      at = at + #part
+    end
+    call('SETRANGE', key, 0, packed(size, 0, entries))
   else
     for index, it in ipairs(closed) do
       call('SETRANGE', key, place(count + index - 1), struct.pack(ENTRY, it.start, it.sum))
