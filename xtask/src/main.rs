@@ -29,7 +29,7 @@ enum Task {
     },
     /// Install the peers, if they are missing, and measure them and Tollgate in one run.
     Bench {
-        /// `engine`, `http` or `redis`.
+        /// `engine`, `http`, `redis` or `log`.
         name: String,
         /// Handed on: --check, --json FILE, --quick, --only TEXT.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

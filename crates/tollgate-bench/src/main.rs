@@ -5,6 +5,7 @@ mod growth;
 mod http;
 mod keys;
 mod load;
+mod log;
 mod redis;
 mod report;
 
@@ -29,6 +30,8 @@ enum Bench {
     Http(Options),
     /// Checks in Redis: Tollgate's Redis engine, redis-benchmark and limitador's Redis storage.
     Redis(Options),
+    /// The sliding log in Redis: a sorted set, a stream and a packed string.
+    Log(Options),
     /// For `http`: the bare axum route.
     #[command(hide = true)]
     Axum(http::BareAxum),
@@ -45,6 +48,7 @@ fn main() -> Result<()> {
         Bench::Engine(options) => engine::run(&options),
         Bench::Http(options) => http::run(&options),
         Bench::Redis(options) => redis::run(&options),
+        Bench::Log(options) => log::run(&options),
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
         Bench::Touch(touch) => touch.run(),

@@ -18,8 +18,8 @@ use crate::keys::Random;
 use crate::load::{Pace, run as run_load};
 use crate::report::{Options, Report, median};
 
-const SERVER_CORE: &str = "0";
-const LOAD_CORE: &str = "1";
+pub(crate) const SERVER_CORE: &str = "0";
+pub(crate) const LOAD_CORE: &str = "1";
 
 /// Keys that are asked about at random: far more than checks in flight, so that hardly two are of one key.
 const KEYS: u64 = 1_000_000;
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report.finish(options)
 }
 
-fn pin(process: u32, core: &str) -> Result<()> {
+pub(crate) fn pin(process: u32, core: &str) -> Result<()> {
     let done = Command::new("taskset").args(["-a", "-pc", core, &process.to_string()]).output()?;
     ensure!(done.status.success(), "taskset: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
@@ -160,7 +160,8 @@ fn script_calls(server: &RedisServer) -> Result<u64> {
     Ok(line.split(',').next().unwrap_or("0").parse()?)
 }
 
-fn cpu(server: &RedisServer) -> Result<Duration> {
+/// Processor time that a server has taken so far.
+pub(crate) fn cpu(server: &RedisServer) -> Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{}/schedstat", server.process_id()))?;
     Ok(Duration::from_nanos(text.split_whitespace().next().context("no schedstat")?.parse()?))
 }

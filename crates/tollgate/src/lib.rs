@@ -27,8 +27,8 @@ pub use clock::Clock;
 pub use engine::RateLimiter;
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
-    CHECKS_MAX, KEY_PREFIX, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter, RedisStats,
-    StoreError, StoreUrl, StoreUrlError, TlsConfig,
+    CHECKS_MAX, KEY_PREFIX, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter,
+    RedisStats, StoreError, StoreUrl, StoreUrlError, TlsConfig,
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tollgate::{MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
+use tollgate::{LogStorage, MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
 
 use super::Store;
-use super::file::ConfigFile;
+use super::file::{ConfigFile, SlidingLog};
 
 /// Connections to one server: more than the cores of any machine keep busy.
 const CONNECTIONS_MAX: usize = 64;
@@ -69,6 +69,10 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
         sentinel_password: sentinel_password.map(|bytes| secret(&bytes)),
         tls: TlsConfig { ca, identity: cert.zip(key) },
         remember_denials: redis.remember_denials.0,
+        sliding_log: match redis.sliding_log {
+            SlidingLog::SortedSet => LogStorage::SortedSet,
+            SlidingLog::Packed => LogStorage::Packed,
+        },
         ..RedisConfig::new(url)
     };
     Store::Redis { config: Box::new(config), require: redis.require }

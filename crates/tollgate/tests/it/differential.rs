@@ -7,8 +7,8 @@ use crate::run;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig,
-    MemoryEngine, MemoryLimiter, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LogStorage,
+    MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter,
     SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
@@ -17,32 +17,36 @@ use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 struct Home {
     clock: Clock,
     engine: RedisEngine,
+    logs: LogStorage,
     connection: MultiplexedConnection,
 }
 
 impl Home {
-    async fn of(server: &RedisServer) -> Self {
+    async fn of(server: &RedisServer, logs: LogStorage) -> Self {
         let clock = Clock::manual(Timestamp::default());
         let mut config = RedisConfig::new(server.url().parse().unwrap());
         config.clock = Some(clock.clone());
+        config.sliding_log = logs;
         config.deadline = Duration::from_secs(10);
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
         engine.connected(Duration::from_secs(10)).await.unwrap();
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
-        Self { clock, engine, connection }
+        Self { clock, engine, logs, connection }
     }
 
     fn twins(&self, limit: Limit, key: String) -> Twins {
         let scope = limit.algorithm().as_lowercase();
+        let is_packed = matches!(limit, Limit::SlidingLog(_)) && self.logs == LogStorage::Packed;
+        let suffix = if is_packed { "_packed" } else { "" };
         // One for each limit: an engine knows a bounded number of them.
         let memory = MemoryEngine::new(MemoryConfig { max_keys: 64 }, self.clock.clone());
         Twins {
             memory: memory.limiter(scope, limit).unwrap(),
             redis: self.engine.limiter(scope, limit),
             connection: self.connection.clone(),
-            stored: format!("rate_limiter:{scope}:{key}"),
+            stored: format!("rate_limiter:{scope}{suffix}:{key}"),
             key,
             expires_us: None,
         }
@@ -177,7 +181,7 @@ fn random_limit(algorithm: &str, random: &mut Random) -> Limit {
             "fixed window" => {
                 FixedWindow::new(rate).map(|it| Limit::FixedWindow(it.counting_denied(random.one_in(4))))
             }
-            "sliding log" => {
+            "sliding log" | "packed sliding log" => {
                 SlidingLog::new(rate).map(|it| Limit::SlidingLog(it.counting_denied(random.one_in(4))))
             }
             _ => {
@@ -248,7 +252,8 @@ fn seed() -> u64 {
 }
 
 async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
-    let home = Home::of(server).await;
+    let logs = if algorithm == "packed sliding log" { LogStorage::Packed } else { LogStorage::SortedSet };
+    let home = Home::of(server, logs).await;
     let seed = seed();
     let mut random = Random::new(seed);
     let mut done = 0;
@@ -320,14 +325,114 @@ differential! {
     the_leaky_bucket_is_the_same_in_memory_and_in_the_store: "leaky bucket";
     the_fixed_window_is_the_same_in_memory_and_in_the_store: "fixed window";
     the_sliding_log_is_the_same_in_memory_and_in_the_store: "sliding log";
+    the_packed_sliding_log_is_the_same_in_memory_and_in_the_store: "packed sliding log";
     the_sliding_counter_is_the_same_in_memory_and_in_the_store: "sliding counter";
 }
 
 #[test]
-fn several_limits_are_taken_together_or_not_at_all() {
+fn a_packed_log_grows_goes_round_and_shrinks() {
     run(async {
         let server = RedisServer::start();
-        let home = Home::of(&server).await;
+        let home = Home::of(&server, LogStorage::Packed).await;
+        let mut random = Random::new(seed());
+        let mut sizes = Vec::new();
+        for round in 0..long_or(50, 3) {
+            let limit = 100 + random.below(900);
+            let rate = Rate::new(limit, Micros::new(limit * 10)).unwrap();
+            let mut twins =
+                home.twins(Limit::SlidingLog(SlidingLog::new(rate).unwrap()), format!("ring:{round}"));
+            let (mut now, mut grants) = (1_763_000_000_000_000, Vec::new());
+            for step in 0..3_000 {
+                // As fast as the limit allows, faster, and now and then a long pause.
+                now += if random.one_in(500) { limit * random.below(12) } else { random.below(20) };
+                home.clock.set(Timestamp::from_micros(now));
+                let op = match random.below(40) {
+                    0 => random_op(&mut random, twins.memory.limit(), &grants),
+                    1 if !grants.is_empty() => {
+                        let (permits, at) = grants[random.below(grants.len() as u64) as usize];
+                        Op::Refund { permits, at }
+                    }
+                    2 => Op::Take(random_ask(&mut random, twins.memory.limit())),
+                    _ => Op::Take(Ask::of(1)),
+                };
+                twins.expire(now).await;
+                let memory = twins.in_memory(&op);
+                let redis = twins.in_redis(&op, now).await;
+                assert_eq!(memory, redis, "round {round}, step {step} at {now}: {op:?}");
+                if let (Op::Take(ask), Some(decision)) = (&op, memory.first())
+                    && decision.is_admitted()
+                {
+                    grants.push((ask.cost, now + decision.outcome.delay().get()));
+                }
+                let size: u64 =
+                    redis::cmd("STRLEN").arg(&twins.stored).query_async(&mut twins.connection).await.unwrap();
+                sizes.push(size);
+            }
+        }
+        assert!(sizes.iter().any(|size| *size > 1_600), "it has grown");
+        assert!(sizes.windows(2).any(|two| two[1] > 0 && two[1] < two[0]), "it has shrunk");
+    });
+}
+
+#[test]
+fn a_packed_log_never_runs_out_of_sums() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::of(&server, LogStorage::Packed).await;
+        let mut random = Random::new(seed());
+        let rate = Rate::new(1 << 51, Micros::new(100)).unwrap();
+        let mut twins = home.twins(Limit::SlidingLog(SlidingLog::new(rate).unwrap()), "sums".to_owned());
+        let mut now = 1_763_000_000_000_000;
+        for step in 0..long_or(20_000, 2_000) {
+            now += random.below(40);
+            home.clock.set(Timestamp::from_micros(now));
+            let permits = 1 + random.below(1 << 50);
+            let op = match random.below(8) {
+                0 => Op::Charge { permits },
+                1 => Op::Refund { permits, at: now - random.below(40) },
+                2 => Op::Peek(Ask::of(permits).within(Micros::new(random.below(100)))),
+                3 => Op::Take(Ask::of(permits).within(Micros::new(random.below(100)))),
+                _ => Op::Take(Ask::of(permits)),
+            };
+            let memory = twins.in_memory(&op);
+            let redis = twins.in_redis(&op, now).await;
+            assert_eq!(memory, redis, "step {step} at {now}: {op:?}");
+        }
+    });
+}
+
+#[test]
+fn what_is_no_packed_log_is_refused_and_left_alone() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::of(&server, LogStorage::Packed).await;
+        let limit = Limit::SlidingLog(SlidingLog::new(Rate::per_minute(10)).unwrap());
+        for foreign in ["", "x", &"x".repeat(100)] {
+            let twins = home.twins(limit, format!("foreign:{}", foreign.len()));
+            server.cli(&["SET", &twins.stored, foreign]);
+            // An empty string is what GETRANGE finds where there is none.
+            let refused = !foreign.is_empty();
+            assert_eq!(twins.redis.try_acquire(&twins.key, 1).await.is_err(), refused, "{foreign}");
+            let left = server.cli(&["GET", &twins.stored]);
+            assert_eq!(left.trim_end() == foreign, refused);
+        }
+    });
+}
+
+#[test]
+fn several_limits_are_taken_together_or_not_at_all() {
+    several_with(LogStorage::SortedSet);
+}
+
+#[test]
+fn several_limits_with_packed_logs_are_taken_together_or_not_at_all() {
+    several_with(LogStorage::Packed);
+}
+
+fn several_with(logs: LogStorage) {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::of(&server, logs).await;
         let mut random = Random::new(seed());
         for round in 0..long_or(1_000, 60) {
             let many = 2 + random.below(4);

@@ -11,6 +11,7 @@ use tollgate_core::{
     Ask, Decision, LeakyMode, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket,
 };
 
+use super::LogStorage;
 use super::error::StoreError;
 
 /// A script by its text and by the name under which servers keep it.
@@ -21,7 +22,7 @@ pub(super) struct Script {
 
 /// One script for each home of states, and one for several limits at once.
 pub(super) struct Scripts {
-    single: [Script; 6],
+    single: [Script; BODIES.len()],
     pub(super) several: Script,
     /// Finds out whether scripts may read the time and then write.
     pub(super) probe: Script,
@@ -34,26 +35,28 @@ const TOKENS: &str = "local AMOUNT, DATED, WATER = 'tokens', 'last_refill', fals
 const WATER: &str = "local AMOUNT, DATED, WATER = 'level', 'last_leak', true\n";
 const BUCKET: &str = include_str!("lua/bucket.lua");
 /// By [`home`]: a name, what is set beforehand, and the text.
-const BODIES: [(&str, &str, &str); 6] = [
+const BODIES: [(&str, &str, &str); 7] = [
     ("token_bucket", TOKENS, BUCKET),
     ("interval_bucket", "", include_str!("lua/interval_bucket.lua")),
     ("leaky_bucket", WATER, BUCKET),
     ("fixed_window", "", include_str!("lua/fixed_window.lua")),
     ("sliding_log", "", include_str!("lua/sliding_log.lua")),
     ("sliding_counter", "", include_str!("lua/sliding_counter.lua")),
+    ("sliding_log_packed", "", include_str!("lua/sliding_log_packed.lua")),
 ];
 const SEVERAL: &str = include_str!("lua/several.lua");
 const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
 
 /// Where in [`BODIES`] the script of a limit is.
-const fn home(limit: &Limit) -> usize {
-    match limit {
-        Limit::TokenBucket(_) => 0,
-        Limit::IntervalBucket(_) => 1,
-        Limit::LeakyBucket(_) => 2,
-        Limit::FixedWindow(_) => 3,
-        Limit::SlidingLog(_) => 4,
-        Limit::SlidingCounter(_) => 5,
+const fn home(limit: &Limit, logs: LogStorage) -> usize {
+    match (limit, logs) {
+        (Limit::TokenBucket(_), _) => 0,
+        (Limit::IntervalBucket(_), _) => 1,
+        (Limit::LeakyBucket(_), _) => 2,
+        (Limit::FixedWindow(_), _) => 3,
+        (Limit::SlidingLog(_), LogStorage::SortedSet) => 4,
+        (Limit::SlidingCounter(_), _) => 5,
+        (Limit::SlidingLog(_), LogStorage::Packed) => 6,
     }
 }
 
@@ -72,8 +75,8 @@ impl Scripts {
     }
 
     /// The script that decides on one limit.
-    pub(super) fn of(&self, limit: &Limit) -> &Script {
-        &self.single[home(limit)]
+    pub(super) fn of(&self, limit: &Limit, logs: LogStorage) -> &Script {
+        &self.single[home(limit, logs)]
     }
 
     /// All that decide: what a server must know before it is asked.
@@ -202,8 +205,14 @@ fn evalsha(script: &Script, keys: &[&str], now: Option<Timestamp>) -> Cmd {
 }
 
 /// The call that answers questions on one key.
-pub(super) fn ask(limit: &Limit, key: &str, questions: &[Question], now: Option<Timestamp>) -> Cmd {
-    let mut command = evalsha(SCRIPTS.of(limit), &[key], now);
+pub(super) fn ask(
+    limit: &Limit,
+    logs: LogStorage,
+    key: &str,
+    questions: &[Question],
+    now: Option<Timestamp>,
+) -> Cmd {
+    let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
     let mut numbers = Numbers::of(limit);
     for run in &runs(limit, questions) {
         numbers.add_run(run);
@@ -213,8 +222,14 @@ pub(super) fn ask(limit: &Limit, key: &str, questions: &[Question], now: Option<
 }
 
 /// The call that makes a change on one key.
-pub(super) fn change(limit: &Limit, key: &str, change: Change, now: Option<Timestamp>) -> Cmd {
-    let mut command = evalsha(SCRIPTS.of(limit), &[key], now);
+pub(super) fn change(
+    limit: &Limit,
+    logs: LogStorage,
+    key: &str,
+    change: Change,
+    now: Option<Timestamp>,
+) -> Cmd {
+    let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
     let mut numbers = Numbers::of(limit);
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
@@ -238,13 +253,13 @@ pub(super) const fn now_or_not(cost: u64) -> Ask {
 }
 
 /// The call that takes from several limits or from none.
-pub(super) fn ask_several(checks: &[(&Limit, &str, u64)], now: Option<Timestamp>) -> Cmd {
+pub(super) fn ask_several(checks: &[(&Limit, &str, u64)], logs: LogStorage, now: Option<Timestamp>) -> Cmd {
     let keys: Vec<_> = checks.iter().map(|(_, key, _)| *key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, now);
     for (limit, _, cost) in checks {
         let mut numbers = Numbers::of(limit);
         numbers.add_run(&Run { cost: *cost, wait: 0, count: 1 });
-        command.arg(BODIES[home(limit)].0).arg(numbers.0);
+        command.arg(BODIES[home(limit, logs)].0).arg(numbers.0);
     }
     command
 }

@@ -1,0 +1,262 @@
+-- SLIDING_WINDOW, the exact log in one string: the twin of sliding_log.lua, with the same ARGV, answer and decisions.
+--
+-- KEYS[1]  the state of one key: a string of a head and a ring, all numbers with the highest byte first
+--            head  'TGL1'; four bytes each: how many entries the ring has room for, the place of its oldest, how many it holds;
+--                  eight bytes each: the sum before the oldest, the latest time that this log has seen, and of the newest
+--                  entry its start, sum and cost
+--            ring  all entries but the newest, eight bytes each for the start in microseconds and the running sum of all costs
+--                  with its own. What an entry has cost is its sum less the one before
+--
+-- Only the newest entry is ever changed, and the head is written each time anyway: so that is where it is kept.
+local op = ARGV[2]
+local limit, length, count_denied, position = struct.unpack('>i8i8i8', ARGV[3])
+local key = KEYS[1]
+local HEAD, HEAD_BYTES, ENTRY, ENTRY_BYTES = '>c4I4I4I4i8i8i8i8i8', 56, '>i8i8', 16
+
+-- Sums start again at 2^53, or a key that is never idle would one day run out of them. What is compared is how far apart two
+-- are, which is at most twice the limit.
+local SUMS = 9007199254740992
+local function sum_after(sum, permits)
+  -- In this order nothing in between is beyond 2^53.
+  return (sum - SUMS + permits) % SUMS
+end
+local function apart(sum, before)
+  return (sum - before) % SUMS
+end
+
+-- `last` is the newest entry; `closed` are entries that come behind those of the ring.
+local last, closed, wipe = nil, {}, false
+-- The time that counts as now: never before what this log has seen. Permits that count, and the sum before the first.
+local time, used, base, oldest = now, 0, 0, -1
+local room, first, count = 0, 0, 0
+-- Entries of the ring before this one no longer count.
+local live = 0
+
+-- An entry of the ring, by its age: start, sum. Sixteen are read at once: the next one wanted is mostly among them.
+local block, block_first
+local function entry(index)
+  local place = (first + index) % room
+  local from = place - place % 16
+  if block_first ~= from then
+    local at = HEAD_BYTES + from * ENTRY_BYTES
+    block, block_first = call('GETRANGE', key, at, at + 16 * ENTRY_BYTES - 1), from
+  end
+  return struct.unpack(ENTRY, block, (place - from) * ENTRY_BYTES + 1)
+end
+
+-- The first entry of the ring, from `live` on, that `holds`: how old it is and its start; and the sum of the one before, if
+-- that was looked at. It is mostly close, so the steps begin small and double.
+local function find(holds)
+  local low, high, step = live, live, 1
+  local found, before
+  while high < count do
+    local start, sum = entry(high)
+    if holds(start, sum) then
+      found = start
+      break
+    end
+    low, high, step, before = high + 1, high + step, step * 2, sum
+  end
+  high = min(high, count)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local start, sum = entry(middle)
+    if holds(start, sum) then
+      high, found = middle, start
+    else
+      low, before = middle + 1, sum
+    end
+  end
+  return low, found, before
+end
+
+local head = call('GETRANGE', key, 0, HEAD_BYTES - 1)
+if head ~= '' then
+  if #head < HEAD_BYTES or string.sub(head, 1, 4) ~= 'TGL1' then
+    error('TOLLGATE foreign value: not a packed log')
+  end
+  local _, seen, start, sum, cost
+  _, room, first, count, base, seen, start, sum, cost = struct.unpack(HEAD, head)
+  last = { start = start, sum = sum, cost = cost }
+  time = max(now, seen)
+  local expired = time - length
+  if start <= expired then
+    live, base = count, sum
+  else
+    local index, found, before = find(function(at)
+      return at > expired
+    end)
+    live = index
+    -- If nothing in the ring counts, the newest entry is also the oldest.
+    base = index == count and apart(sum, cost) or before or base
+    used = apart(sum, base)
+    oldest = found or cost > 0 and start or -1
+  end
+  -- A clock that was set back by more than a window: all that counts is one entry, of now.
+  if seen - now > length then
+    time, wipe, live, base, oldest = now, true, count, 0, used > 0 and now or -1
+    last = { start = now, sum = used, cost = used }
+  end
+end
+local earliest = last and max(time, last.start) or time
+local reply = { 0, now, time, used, oldest, earliest }
+
+-- One start is one entry, and a log without permits has kept only the time: the new entry takes it in.
+local function add(start, permits)
+  if last and (last.start == start or last.cost == 0) then
+    last.start, last.sum, last.cost = start, sum_after(last.sum, permits), last.cost + permits
+  else
+    if used > 0 then
+      closed[#closed + 1] = last
+    end
+    last = { start = start, sum = sum_after(last and last.sum or 0, permits), cost = permits }
+  end
+  used, earliest = used + permits, start
+end
+
+-- The earliest start at which `permits` more fit: when enough of the oldest entries have left.
+local function start_of(permits)
+  local over = used + permits - limit
+  if over <= 0 then
+    return earliest
+  end
+  local _, found = find(function(_, sum)
+    return apart(sum, base) >= over
+  end)
+  for index = 1, found and 0 or #closed do
+    if apart(closed[index].sum, base) >= over then
+      found = closed[index].start
+      break
+    end
+  end
+  return max(earliest, (found or last.start) + length)
+end
+
+local changed = false
+if op == 'ask' or op == 'look' then
+  while position <= #ARGV[3] do
+    local permits, wait, many_asked
+    permits, wait, many_asked, position = struct.unpack('>i8i8i8', ARGV[3], position)
+    changed = changed or wipe and many_asked > 0
+    local header, left = #reply + 1, many_asked
+    reply[header] = 0
+    -- The next `many` asks of this run have this start.
+    local function answer(many, start)
+      reply[header] = reply[header] + 1
+      reply[#reply + 1] = many
+      reply[#reply + 1] = start
+      left = left - many
+    end
+    local function admit(many, start)
+      add(start, many * permits)
+      reply[1], changed = reply[1] + many, true
+      answer(many, start)
+    end
+    local fit = earliest == time and min(many_asked, floor((limit - used) / permits)) or 0
+    if fit > 0 then
+      admit(fit, time)
+    end
+    if many_asked == 0 then
+      answer(0, start_of(permits))
+    end
+    while left > 0 do
+      local start = start_of(permits)
+      if start == time or start - now <= max(0, min(wait, length)) then
+        admit(1, start)
+      elseif count_denied == 1 and earliest == time and used < limit then
+        answer(1, start)
+        add(time, min(permits, limit - used))
+        changed = true
+      else
+        answer(left, start)
+      end
+    end
+  end
+elseif op == 'charge' then
+  local permits = struct.unpack('>i8', ARGV[3], position)
+  permits = min(permits, 2 * limit - used)
+  if permits > 0 then
+    add(earliest, permits)
+  end
+  changed = permits > 0 or wipe
+elseif op == 'refund' then
+  local permits, at = struct.unpack('>i8i8', ARGV[3], position)
+  permits = min(permits, limit)
+  changed = wipe and permits > 0
+  if permits > 0 and used > 0 and at > time - length then
+    changed = true
+    if last.start == at then
+      local less = min(permits, last.cost)
+      last.sum, last.cost = apart(last.sum, less), last.cost - less
+      if last.cost == 0 and used > less then
+        local start, sum = entry(count - 1)
+        -- What its cost is, the one before tells, if there is one that counts.
+        local before = base
+        if count - 1 > live then
+          before = select(2, entry(count - 2))
+        end
+        last, count = { start = start, sum = sum, cost = apart(sum, before) }, count - 1
+      end
+    else
+      -- The younger entries stay, so no more comes free than the true history would free.
+      local less = min(permits, used)
+      live = find(function(_, sum)
+        return apart(sum, base) > less
+      end)
+      base = sum_after(base, less)
+      if live == count then
+        last.cost = apart(last.sum, base)
+      end
+    end
+    if last.cost == 0 then
+      last.start = time
+    end
+  end
+end
+
+if changed and op ~= 'look' then
+  local function place(index)
+    return HEAD_BYTES + (first + index) % room * ENTRY_BYTES
+  end
+  local function packed(size, oldest_place, entries)
+    return struct.pack(HEAD, 'TGL1', size, oldest_place, entries, base, time, last.start, last.sum, last.cost)
+  end
+  local kept = count - live
+  local entries = kept + #closed
+  -- A burst long gone must not hold its memory for ever; that of a few entries is not worth the work.
+  if head == '' or entries > room or room > 16 and entries * 4 < room then
+    -- Written anew, with room for a quarter more: what is copied is a few entries for each that comes.
+    local parts = {}
+    if kept > 0 then
+      local from, to = place(live), place(count - 1)
+      if from <= to then
+        parts[1] = call('GETRANGE', key, from, to + ENTRY_BYTES - 1)
+      else
+        parts[1] = call('GETRANGE', key, from, -1)
+        parts[2] = call('GETRANGE', key, HEAD_BYTES, to + ENTRY_BYTES - 1)
+      end
+    end
+    for _, it in ipairs(closed) do
+      parts[#parts + 1] = struct.pack(ENTRY, it.start, it.sum)
+    end
+    -- Put together by the server: in Lua that takes three times as long, which is many milliseconds for a large log. A string
+    -- that is made by SETRANGE has the size that was asked for; one that grows is given up to twice of it. The first call is for
+    -- a server without memory to refuse: it would allow DEL, and what comes after it.
+    local size, at = entries + ceil(entries / 4), HEAD_BYTES
+    call('SETRANGE', key, 0, 'TGL1')
+    call('DEL', key)
+    call('SETRANGE', key, HEAD_BYTES + size * ENTRY_BYTES - 1, '\0')
+    for _, part in ipairs(parts) do
+      call('SETRANGE', key, at, part)
+      at = at + #part
+    end
+    call('SETRANGE', key, 0, packed(size, 0, entries))
+  else
+    for index, it in ipairs(closed) do
+      call('SETRANGE', key, place(count + index - 1), struct.pack(ENTRY, it.start, it.sum))
+    end
+    call('SETRANGE', key, 0, packed(room, room > 0 and (first + live) % room or 0, entries))
+  end
+  expire(key, last.start + length)
+end
+return reply
