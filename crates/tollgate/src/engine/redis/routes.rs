@@ -131,7 +131,8 @@ impl Routes {
         let mut node = self.node(slot, deadline).await?;
         let (mut asking, mut redirects, mut loaded) = (false, 0, false);
         loop {
-            let mut borrowed = node.borrow(hash, deadline).await?;
+            // Where there is no connection there may be another owner by now.
+            let mut borrowed = node.borrow(hash, deadline).await.inspect_err(|_| self.doubt.notify_one())?;
             let command = command(node.estimated_now());
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
