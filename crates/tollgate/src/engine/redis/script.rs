@@ -34,15 +34,17 @@ const PRELUDE: &str = include_str!("lua/prelude.lua");
 const TOKENS: &str = "local AMOUNT, DATED, WATER = 'tokens', 'last_refill', false\n";
 const WATER: &str = "local AMOUNT, DATED, WATER = 'level', 'last_leak', true\n";
 const BUCKET: &str = include_str!("lua/bucket.lua");
-/// By [`home`]: a name, what is set beforehand, and the text.
-const BODIES: [(&str, &str, &str); 7] = [
-    ("token_bucket", TOKENS, BUCKET),
-    ("interval_bucket", "", include_str!("lua/interval_bucket.lua")),
-    ("leaky_bucket", WATER, BUCKET),
-    ("fixed_window", "", include_str!("lua/fixed_window.lua")),
-    ("sliding_log", "", include_str!("lua/sliding_log.lua")),
-    ("sliding_counter", "", include_str!("lua/sliding_counter.lua")),
-    ("sliding_log_packed", "", include_str!("lua/sliding_log_packed.lua")),
+/// What both ways of keeping a log do, behind the text that reads one.
+const LOG: &str = include_str!("lua/log.lua");
+/// By [`home`]: a name, and the texts that make up the script.
+const BODIES: [(&str, &[&str]); 7] = [
+    ("token_bucket", &[TOKENS, BUCKET]),
+    ("interval_bucket", &[include_str!("lua/interval_bucket.lua")]),
+    ("leaky_bucket", &[WATER, BUCKET]),
+    ("fixed_window", &[include_str!("lua/fixed_window.lua")]),
+    ("sliding_log", &[include_str!("lua/sliding_log.lua"), LOG]),
+    ("sliding_counter", &[include_str!("lua/sliding_counter.lua")]),
+    ("sliding_log_packed", &[include_str!("lua/sliding_log_packed.lua"), LOG]),
 ];
 const SEVERAL: &str = include_str!("lua/several.lua");
 const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
@@ -66,10 +68,10 @@ impl Scripts {
             let sha = redis::Script::new(&source).get_hash().to_owned();
             Script { source, sha }
         };
-        let single = BODIES.map(|(_, head, body)| script(format!("{PRELUDE}{head}{body}")));
+        let single = BODIES.map(|(_, texts)| script(format!("{PRELUDE}{}", texts.concat())));
         let mut several = format!("{PRELUDE}local algorithms = {{}}\n");
-        for (name, head, body) in BODIES {
-            several += &format!("algorithms.{name} = function(KEYS, ARGV)\n{head}{body}end\n");
+        for (name, texts) in BODIES {
+            several += &format!("algorithms.{name} = function(KEYS, ARGV)\n{}end\n", texts.concat());
         }
         Self { single, several: script(several + SEVERAL), probe: script(PROBE.to_owned()) }
     }

@@ -4,12 +4,7 @@
 --            score   the start in microseconds
 --            member  SUM:COST:LEAD, where SUM is the running sum of all costs, with 16 digits so that it also sorts; COST is of
 --                    this start; and start - LEAD, of the newest, is the latest time that this log has seen
--- ARGV[3]  of the limit: limit in permits, the window in microseconds, 1 if denied requests count. A run of 0 only asks when it
---          could start
---
--- Returns { how many were admitted, now, the time that counts as now, permits that count, the oldest start that counts (-1:
--- none), the earliest start that keeps the order }, all as they were before, and then for each run: how many groups, and
--- for each group how many asks and their start.
+-- log.lua has the rest: what is asked, what is answered.
 local op = ARGV[2]
 local limit, length, count_denied, position = struct.unpack('>i8i8i8', ARGV[3])
 local key = KEYS[1]
@@ -22,12 +17,11 @@ end
 
 -- `last` is the newest entry, `touched` are entries to write (in place of what was `stored` of them), `gone` are members to
 -- remove, `wipe` stands for all of them.
-local last, touched, gone, wipe
+local last, touched, gone, wipe = nil, {}, {}, false
 -- The time that counts as now: never before what this log has seen. Permits that count, and the sum before the first.
 local time, used, base, oldest = now, 0, 0, -1
 local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
 local expired
-touched, gone = {}, {}
 if newest[1] then
   local sum, cost, lead = parts(newest[1])
   last = { start = whole(newest[2]), sum = sum, cost = cost, stored = newest[1] }
@@ -49,7 +43,6 @@ if newest[1] then
   end
 end
 local earliest = last and max(time, last.start) or time
-local reply = { 0, now, time, used, oldest, earliest }
 
 -- One start is one entry, and a log without permits has kept only the time: the new entry takes it in.
 local function add(start, permits)
@@ -92,99 +85,44 @@ local function start_of(permits)
   return max(earliest, found + length)
 end
 
-local changed = false
-if op == 'ask' or op == 'look' then
-  while position <= #ARGV[3] do
-    local permits, wait, count
-    permits, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
-    changed = changed or wipe and count > 0
-    local header, left = #reply + 1, count
-    reply[header] = 0
-    -- The next `many` asks of this run have this start.
-    local function answer(many, start)
-      reply[header] = reply[header] + 1
-      reply[#reply + 1] = many
-      reply[#reply + 1] = start
-      left = left - many
+-- Gives back permits of the grant that was to start at `at`.
+local function give_back(permits, at)
+  if last.start == at then
+    local less = min(permits, last.cost)
+    last.sum, last.cost = last.sum - less, last.cost - less
+    if last.cost == 0 and used > less then
+      gone[1] = last.stored
+      local before = call('ZRANGE', key, -2, -2, 'WITHSCORES')
+      local sum, cost = parts(before[1])
+      last = { start = whole(before[2]), sum = sum, cost = cost, stored = before[1] }
     end
-    local function admit(many, start)
-      add(start, many * permits)
-      reply[1], changed = reply[1] + many, true
-      answer(many, start)
-    end
-    local fit = earliest == time and min(count, floor((limit - used) / permits)) or 0
-    if fit > 0 then
-      admit(fit, time)
-    end
-    if count == 0 then
-      answer(0, start_of(permits))
-    end
-    while left > 0 do
-      local start = start_of(permits)
-      if start == time or start - now <= max(0, min(wait, length)) then
-        admit(1, start)
-      elseif count_denied == 1 and earliest == time and used < limit then
-        answer(1, start)
-        add(time, min(permits, limit - used))
-        changed = true
+  else
+    -- The younger entries stay, so no more comes free than the true history would free.
+    local rank = wipe and 0 or call('ZCOUNT', key, '-inf', expired)
+    while permits > 0 do
+      local entry = last
+      if not wipe then
+        local first = call('ZRANGE', key, rank, rank, 'WITHSCORES')
+        if first[1] ~= last.stored then
+          local sum, cost = parts(first[1])
+          entry = { start = whole(first[2]), sum = sum, cost = cost, stored = first[1] }
+        end
+      end
+      local less = min(permits, entry.cost)
+      entry.cost, permits, rank = entry.cost - less, permits - less, rank + 1
+      if entry == last then
+        break
+      elseif entry.cost == 0 then
+        gone[#gone + 1] = entry.stored
       else
-        answer(left, start)
+        touched[#touched + 1] = entry
       end
     end
   end
-elseif op == 'charge' then
-  local permits = struct.unpack('>i8', ARGV[3], position)
-  permits = min(permits, 2 * limit - used)
-  if permits > 0 then
-    add(earliest, permits)
-  end
-  changed = permits > 0 or wipe
-elseif op == 'refund' then
-  local permits, at = struct.unpack('>i8i8', ARGV[3], position)
-  permits = min(permits, limit)
-  changed = wipe and permits > 0
-  if permits > 0 and used > 0 and at > time - length then
-    changed = true
-    if last.start == at then
-      local less = min(permits, last.cost)
-      last.sum, last.cost = last.sum - less, last.cost - less
-      if last.cost == 0 and used > less then
-        gone[1] = last.stored
-        local before = call('ZRANGE', key, -2, -2, 'WITHSCORES')
-        local sum, cost = parts(before[1])
-        last = { start = whole(before[2]), sum = sum, cost = cost, stored = before[1] }
-      end
-    else
-      -- The younger entries stay, so no more comes free than the true history would free.
-      local rank = wipe and 0 or call('ZCOUNT', key, '-inf', expired)
-      while permits > 0 do
-        local entry = last
-        if not wipe then
-          local first = call('ZRANGE', key, rank, rank, 'WITHSCORES')
-          if first[1] ~= last.stored then
-            local sum, cost = parts(first[1])
-            entry = { start = whole(first[2]), sum = sum, cost = cost, stored = first[1] }
-          end
-        end
-        local less = min(permits, entry.cost)
-        entry.cost, permits, rank = entry.cost - less, permits - less, rank + 1
-        if entry == last then
-          break
-        elseif entry.cost == 0 then
-          gone[#gone + 1] = entry.stored
-        else
-          touched[#touched + 1] = entry
-        end
-      end
-    end
-    if last.cost == 0 then
-      last.start = time
-    end
-    touched[#touched + 1] = last
-  end
+  touched[#touched + 1] = last
 end
 
-if changed and op ~= 'look' then
+local function save()
   if wipe then
     call('DEL', key)
   end
@@ -202,6 +140,4 @@ if changed and op ~= 'look' then
   if expired and not wipe then
     call('ZREMRANGEBYSCORE', key, '-inf', expired)
   end
-  expire(key, last.start + length)
 end
-return reply

@@ -99,7 +99,6 @@ if head ~= '' then
   end
 end
 local earliest = last and max(time, last.start) or time
-local reply = { 0, now, time, used, oldest, earliest }
 
 -- One start is one entry, and a log without permits has kept only the time: the new entry takes it in.
 local function add(start, permits)
@@ -132,89 +131,34 @@ local function start_of(permits)
   return max(earliest, (found or last.start) + length)
 end
 
-local changed = false
-if op == 'ask' or op == 'look' then
-  while position <= #ARGV[3] do
-    local permits, wait, many_asked
-    permits, wait, many_asked, position = struct.unpack('>i8i8i8', ARGV[3], position)
-    changed = changed or wipe and many_asked > 0
-    local header, left = #reply + 1, many_asked
-    reply[header] = 0
-    -- The next `many` asks of this run have this start.
-    local function answer(many, start)
-      reply[header] = reply[header] + 1
-      reply[#reply + 1] = many
-      reply[#reply + 1] = start
-      left = left - many
-    end
-    local function admit(many, start)
-      add(start, many * permits)
-      reply[1], changed = reply[1] + many, true
-      answer(many, start)
-    end
-    local fit = earliest == time and min(many_asked, floor((limit - used) / permits)) or 0
-    if fit > 0 then
-      admit(fit, time)
-    end
-    if many_asked == 0 then
-      answer(0, start_of(permits))
-    end
-    while left > 0 do
-      local start = start_of(permits)
-      if start == time or start - now <= max(0, min(wait, length)) then
-        admit(1, start)
-      elseif count_denied == 1 and earliest == time and used < limit then
-        answer(1, start)
-        add(time, min(permits, limit - used))
-        changed = true
-      else
-        answer(left, start)
+-- Gives back permits of the grant that was to start at `at`.
+local function give_back(permits, at)
+  if last.start == at then
+    local less = min(permits, last.cost)
+    last.sum, last.cost = apart(last.sum, less), last.cost - less
+    if last.cost == 0 and used > less then
+      local start, sum = entry(count - 1)
+      -- What its cost is, the one before tells, if there is one that counts.
+      local before = base
+      if count - 1 > live then
+        before = select(2, entry(count - 2))
       end
+      last, count = { start = start, sum = sum, cost = apart(sum, before) }, count - 1
     end
-  end
-elseif op == 'charge' then
-  local permits = struct.unpack('>i8', ARGV[3], position)
-  permits = min(permits, 2 * limit - used)
-  if permits > 0 then
-    add(earliest, permits)
-  end
-  changed = permits > 0 or wipe
-elseif op == 'refund' then
-  local permits, at = struct.unpack('>i8i8', ARGV[3], position)
-  permits = min(permits, limit)
-  changed = wipe and permits > 0
-  if permits > 0 and used > 0 and at > time - length then
-    changed = true
-    if last.start == at then
-      local less = min(permits, last.cost)
-      last.sum, last.cost = apart(last.sum, less), last.cost - less
-      if last.cost == 0 and used > less then
-        local start, sum = entry(count - 1)
-        -- What its cost is, the one before tells, if there is one that counts.
-        local before = base
-        if count - 1 > live then
-          before = select(2, entry(count - 2))
-        end
-        last, count = { start = start, sum = sum, cost = apart(sum, before) }, count - 1
-      end
-    else
-      -- The younger entries stay, so no more comes free than the true history would free.
-      local less = min(permits, used)
-      live = find(function(_, sum)
-        return apart(sum, base) > less
-      end)
-      base = sum_after(base, less)
-      if live == count then
-        last.cost = apart(last.sum, base)
-      end
-    end
-    if last.cost == 0 then
-      last.start = time
+  else
+    -- The younger entries stay, so no more comes free than the true history would free.
+    local less = min(permits, used)
+    live = find(function(_, sum)
+      return apart(sum, base) > less
+    end)
+    base = sum_after(base, less)
+    if live == count then
+      last.cost = apart(last.sum, base)
     end
   end
 end
 
-if changed and op ~= 'look' then
+local function save()
   local function place(index)
     return HEAD_BYTES + (first + index) % room * ENTRY_BYTES
   end
@@ -257,6 +201,4 @@ if changed and op ~= 'look' then
     end
     call('SETRANGE', key, 0, packed(room, room > 0 and (first + live) % room or 0, entries))
   end
-  expire(key, last.start + length)
 end
-return reply
