@@ -19,6 +19,7 @@
 extern crate alloc;
 
 pub mod algorithm;
+mod breaker;
 mod decision;
 mod limit;
 mod rate;
@@ -27,6 +28,7 @@ mod time;
 pub use algorithm::{
     Algorithm, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter, SlidingLog, TokenBucket,
 };
+pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
 pub use decision::{Ask, Decision, Outcome, Standing};
 pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};
 pub use rate::{Rate, RateError, parse_duration};

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod accuracy; // how far the sliding counter is from the exact log
+mod breaker; // when a failing server is asked again
 mod laws; // what holds for every limit, trace and clock
 mod vectors; // the published steps of each algorithm
 mod worked; // the numbers of the specification and the known traps
