@@ -81,7 +81,7 @@ pub(super) struct Redis {
     pub deadline: DurationText,
     /// For one connection to be opened.
     pub connect_timeout: DurationText,
-    /// Connections to each server; one is enough for more than 100,000 checks a second.
+    /// Connections to each server; one keeps a core of it busy.
     pub connections: usize,
     /// Whether the service ends if the store cannot be reached at start; it goes on trying otherwise.
     pub require: bool,

@@ -3,34 +3,36 @@
 //! Every check is decided by one script call, on the server's own clock. Checks of a key that come while a call for it is in
 //! flight go together in the next one, and denials are remembered for a moment; both leave every answer exact.
 
+mod call;
+mod config;
 mod driver;
 mod error;
 mod lines;
 mod node;
 mod routes;
 mod script;
+mod several;
 mod slot;
 mod url;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{ClientTlsConfig, Cmd, TlsCertificates};
+use redis::Cmd;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::DropGuard;
-use tollgate_core::{Ask, Decision, Limit, Outcome, Standing, Timestamp};
+use tollgate_core::{Ask, Decision, Limit, Standing, Timestamp};
 
+use self::call::{Call, Leading};
+pub use self::config::{LogStorage, RedisConfig, TlsConfig};
 pub use self::driver::RedisDriver;
 use self::driver::{Tasks, driver};
 pub use self::error::StoreError;
-use self::lines::{Batch, Entered, LineKey, Lines, Remembered, Remembering, Step};
-use self::node::Entry;
+use self::lines::{Entered, LineKey, Lines, Remembering, Step};
 use self::routes::{Reply, Routes};
-use self::script::{Change, Question, Told};
+use self::script::{Change, Question};
 pub use self::url::{StoreUrl, StoreUrlError};
 use super::RateLimiter;
 use crate::clock::Clock;
@@ -43,122 +45,6 @@ pub const CHECKS_MAX: usize = 16;
 
 /// The longest that a denial is remembered: resets, refunds and raised limits on other nodes are seen within this.
 pub const REMEMBER_MAX: Duration = Duration::from_millis(100);
-
-/// Which store, and how it is used.
-#[derive(Clone)]
-pub struct RedisConfig {
-    /// Where the store is.
-    pub url: StoreUrl,
-    /// For one check, with everything: waiting for others, for a connection, for the answer.
-    pub deadline: Duration,
-    /// For one connection to be opened.
-    pub connect_timeout: Duration,
-    /// Connections to each server. One carries more than 100,000 checks a second, and keeps one core busy with it.
-    pub connections: usize,
-    /// In place of what the URL says.
-    pub username: Option<String>,
-    /// In place of what the URL says.
-    pub password: Option<String>,
-    /// The user at the sentinels, if they ask for one.
-    pub sentinel_username: Option<String>,
-    /// The password at the sentinels, if they ask for one.
-    pub sentinel_password: Option<String>,
-    /// What TLS needs beyond the system's own certificates.
-    pub tls: TlsConfig,
-    /// How long denials are remembered, at most [`REMEMBER_MAX`]. The default leaves time for the call that sees a change.
-    pub remember_denials: Duration,
-    /// How sliding logs are kept.
-    pub sliding_log: LogStorage,
-    /// The time by which everything is decided, instead of the server's own: for tests and replays.
-    pub clock: Option<Clock>,
-}
-
-/// How a sliding log is kept in the store. Decisions are the same; memory and speed are not. Logs of one storage are not seen
-/// by the other: the keys of `Packed` are `rate_limiter:SCOPE_packed:KEY`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum LogStorage {
-    /// A sorted set, which `redis-cli` shows entry by entry.
-    #[default]
-    SortedSet,
-    /// A string of binary entries: a fraction of the memory, and faster.
-    Packed,
-}
-
-impl LogStorage {
-    /// What is added to a scope, so that no key means two things.
-    const fn suffix(self, limit: &Limit) -> &'static str {
-        match (limit, self) {
-            (Limit::SlidingLog(_), Self::Packed) => "_packed",
-            (Limit::SlidingLog(_), Self::SortedSet)
-            | (
-                Limit::TokenBucket(_)
-                | Limit::IntervalBucket(_)
-                | Limit::LeakyBucket(_)
-                | Limit::FixedWindow(_)
-                | Limit::SlidingCounter(_),
-                _,
-            ) => "",
-        }
-    }
-}
-
-/// Certificates, in PEM.
-#[derive(Clone, Default)]
-pub struct TlsConfig {
-    /// Whom to trust instead of the system's certificates.
-    pub ca: Option<Vec<u8>>,
-    /// The client's own certificate and its key, for servers that want one.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl RedisConfig {
-    /// The defaults for a store.
-    pub fn new(url: StoreUrl) -> Self {
-        Self {
-            url,
-            deadline: Duration::from_millis(10),
-            connect_timeout: Duration::from_secs(1),
-            connections: 1,
-            username: None,
-            password: None,
-            sentinel_username: None,
-            sentinel_password: None,
-            tls: TlsConfig::default(),
-            remember_denials: Duration::from_millis(80),
-            sliding_log: LogStorage::default(),
-            clock: None,
-        }
-    }
-
-    fn entry(&self) -> Entry {
-        let identity = self.tls.identity.as_ref();
-        Entry {
-            tls: self.url.tls,
-            certificates: TlsCertificates {
-                client_tls: identity.map(|(cert, key)| ClientTlsConfig {
-                    client_cert: cert.clone(),
-                    client_key: key.clone(),
-                }),
-                root_cert: self.tls.ca.clone(),
-            },
-            username: self.username.clone().or_else(|| self.url.username.clone()),
-            password: self.password.clone().or_else(|| self.url.password.clone()),
-            database: self.url.database,
-            connect_timeout: self.connect_timeout,
-            connections: self.connections,
-            primaries_only: matches!(self.url.shape, url::Shape::Sentinel { .. }),
-        }
-    }
-
-    fn sentinel_entry(&self) -> Entry {
-        Entry {
-            username: self.sentinel_username.clone(),
-            password: self.sentinel_password.clone(),
-            database: 0,
-            ..self.entry()
-        }
-    }
-}
 
 /// What the engine has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -285,102 +171,6 @@ impl RedisEngine {
             failed: counters.failed.each_ref().map(read),
         }
     }
-
-    /// Takes from several limits, or from none of them if any denies: limiter, key, permits. At most [`CHECKS_MAX`]; a key that
-    /// stands twice with one limiter is asked for the sum. The decisions are in the order of the checks. Where all limits are
-    /// in one place (one server, or one slot of a cluster) that is one step; else one for each slot, and what was taken before
-    /// a denial is given back.
-    pub async fn acquire_all(
-        &self,
-        checks: &[(&RedisLimiter, &str, u64)],
-    ) -> Result<Vec<Decision>, StoreError> {
-        if checks.len() > CHECKS_MAX {
-            self.0.count_failure(&StoreError::Overloaded);
-            return Err(StoreError::Overloaded);
-        }
-        let mut sums: Vec<(&RedisLimiter, &str, u64)> = Vec::with_capacity(checks.len());
-        let mut sum_of = Vec::with_capacity(checks.len());
-        for (limiter, key, permits) in checks {
-            let known = sums.iter().position(|(other, name, _)| other.id == limiter.id && name == key);
-            let number = known.unwrap_or(sums.len());
-            match sums.get_mut(number) {
-                Some((_, _, sum)) => *sum = sum.saturating_add(*permits),
-                None => sums.push((limiter, key, *permits)),
-            }
-            sum_of.push(number);
-        }
-        let decisions = self.acquire_each_or_none(&sums).await?;
-        Ok(sum_of.into_iter().map(|number| decisions[number]).collect())
-    }
-
-    async fn acquire_each_or_none(
-        &self,
-        checks: &[(&RedisLimiter, &str, u64)],
-    ) -> Result<Vec<Decision>, StoreError> {
-        let deadline = Instant::now() + self.0.deadline;
-        let keys: Vec<_> = checks.iter().map(|(limiter, key, _)| limiter.key(key)).collect();
-        // What can never be admitted decides it without a take; what asks for nothing is looked at only.
-        let mut denied = checks.iter().any(|(limiter, _, permits)| *permits > limiter.limit.size());
-        let mut decisions: Vec<Option<Decision>> = vec![None; checks.len()];
-        let mut taken: Vec<usize> = Vec::new();
-        // Checks by slot, slots in the order in which they are first met.
-        let mut places: Vec<(u16, Vec<usize>)> = Vec::new();
-        for (number, key) in keys.iter().enumerate().filter(|(number, _)| checks[*number].2 > 0) {
-            let slot = self.0.routes.slot(key);
-            match places.iter_mut().find(|(known, _)| *known == slot) {
-                Some((_, numbers)) => numbers.push(number),
-                None => places.push((slot, vec![number])),
-            }
-        }
-        for (slot, numbers) in places {
-            if denied {
-                break;
-            }
-            let part: Vec<_> = numbers
-                .iter()
-                .map(|number| (&checks[*number].0.limit, &*keys[*number], checks[*number].2))
-                .collect();
-            let (all, answers) = match self.0.ask_several(slot, &part, deadline).await {
-                Ok(answers) => answers,
-                Err(why) => {
-                    self.give_back(checks, &taken, &decisions).await;
-                    return Err(why);
-                }
-            };
-            for (number, decision) in numbers.iter().zip(answers) {
-                decisions[*number] = Some(decision);
-            }
-            if all {
-                taken.extend(numbers);
-            } else {
-                denied = true;
-                self.give_back(checks, &taken, &decisions).await;
-            }
-        }
-        let mut all = Vec::with_capacity(checks.len());
-        for ((limiter, key, permits), decision) in checks.iter().zip(decisions) {
-            all.push(match decision {
-                Some(decision) => decision,
-                None => limiter.peek(key, script::now_or_not(*permits)).await?,
-            });
-        }
-        Ok(all)
-    }
-
-    /// What cannot be given back is lost to the key until it has refilled: never over, for an instant perhaps under.
-    async fn give_back(
-        &self,
-        checks: &[(&RedisLimiter, &str, u64)],
-        taken: &[usize],
-        decisions: &[Option<Decision>],
-    ) {
-        for number in taken {
-            let (limiter, key, permits) = checks[*number];
-            if let Some(decision) = decisions[*number] {
-                let _ = limiter.refund(key, permits, decision.at.after(decision.outcome.delay())).await;
-            }
-        }
-    }
 }
 
 impl Inner {
@@ -410,19 +200,6 @@ impl Inner {
             .routes
             .call(key, slot, self.lines.hash(key), deadline, |estimated| command(handed_in.or(estimated)));
         called.await.inspect_err(|why| self.count_failure(why))
-    }
-
-    async fn ask_several(
-        &self,
-        slot: u16,
-        checks: &[(&Limit, &str, u64)],
-        deadline: Instant,
-    ) -> Result<(bool, Vec<Decision>), StoreError> {
-        // An error is told of the first key, whichever of them it was.
-        let key = checks.first().map_or("", |(_, key, _)| *key);
-        let reply = self.call(key, slot, deadline, |now| script::ask_several(checks, self.logs, now)).await?;
-        self.counters.asked.fetch_add(checks.len() as u64, Ordering::Relaxed);
-        script::replay_several(checks, reply.value).inspect_err(|why| self.count_failure(why))
     }
 }
 
@@ -542,154 +319,5 @@ impl RateLimiter for RedisLimiter {
 
     async fn reset(&self, key: &str) -> Result<(), StoreError> {
         RedisLimiter::reset(self, key).await
-    }
-}
-
-/// A line whose turn it is: calls, one after another, until nobody waits.
-struct Call {
-    inner: Arc<Inner>,
-    limit: Limit,
-    line: LineKey,
-}
-
-impl Call {
-    /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
-    async fn lead(self, step: Step, deadline: Instant) -> Result<Option<Decision>, StoreError> {
-        let (answers, told) = self.make(&[step], deadline).await;
-        let batch = self.next(told);
-        if !batch.is_empty() {
-            let tasks = self.inner.tasks.clone();
-            tasks.hand_over(self.follow(batch));
-        }
-        answers.map(|answers| answers.first().copied())
-    }
-
-    /// The calls for those who have waited.
-    async fn follow(self, mut batch: Batch) {
-        loop {
-            let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
-            let (answers, told) = self.make(&steps, Instant::now() + self.inner.deadline).await;
-            match answers {
-                Ok(answers) => {
-                    let mut answers = answers.into_iter();
-                    for waiter in batch {
-                        // Who has left meanwhile has paid: it was decided.
-                        let _ = waiter.answer.send(Ok(answers.next()));
-                    }
-                }
-                Err(why) => {
-                    for waiter in batch {
-                        let _ = waiter.answer.send(Err(why.clone()));
-                    }
-                }
-            }
-            batch = self.next(told);
-            if batch.is_empty() {
-                return;
-            }
-        }
-    }
-
-    /// After a call: answers those whose denial is known now, and says who goes in the next call.
-    fn next(&self, told: Option<Remembered>) -> Batch {
-        let next = self.inner.lines.next(&self.line, &self.limit, told, Instant::now());
-        self.inner.counters.remembered.fetch_add(next.denied.len() as u64, Ordering::Relaxed);
-        for (waiter, decision) in next.denied {
-            // Who has left meanwhile has taken nothing.
-            let _ = waiter.answer.send(Ok(Some(decision)));
-        }
-        next.batch
-    }
-
-    /// One call: its answers, and what is to be remembered of it.
-    async fn make(
-        &self,
-        steps: &[Step],
-        deadline: Instant,
-    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
-        let key = &*self.line.key;
-        let slot = self.inner.routes.slot(key);
-        let (limit, logs) = (&self.limit, self.inner.logs);
-        let change = match steps {
-            [Step::Reset] => self.inner.call(key, slot, deadline, |_| del(key)).await,
-            [Step::Change(it)] => {
-                self.inner.call(key, slot, deadline, |now| script::change(limit, logs, key, *it, now)).await
-            }
-            _ => return self.ask(steps, slot, deadline).await,
-        };
-        (change.map(|_| Vec::new()), None)
-    }
-
-    async fn ask(
-        &self,
-        steps: &[Step],
-        slot: u16,
-        deadline: Instant,
-    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
-        let (key, limit, logs) = (&*self.line.key, &self.limit, self.inner.logs);
-        let questions: Vec<_> = steps
-            .iter()
-            .filter_map(|step| match step {
-                Step::Ask(question) => Some(*question),
-                Step::Change(_) | Step::Reset => None,
-            })
-            .collect();
-        let called =
-            self.inner.call(key, slot, deadline, |now| script::ask(limit, logs, key, &questions, now)).await;
-        let Reply { value, sent, received } = match called {
-            Ok(reply) => reply,
-            Err(why) => return (Err(why), None),
-        };
-        self.inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
-        match script::replay(limit, &questions, value) {
-            Ok(Told { decisions, memory, now }) => {
-                let last_take = questions.iter().rposition(|question| matches!(question, Question::Take(_)));
-                let denied = last_take
-                    .is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
-                let told = denied.then_some(Remembered { memory, at: now, sent, received });
-                (Ok(decisions), told)
-            }
-            Err(why) => {
-                self.inner.count_failure(&why);
-                (Err(why), None)
-            }
-        }
-    }
-}
-
-fn del(key: &str) -> Cmd {
-    let mut command = Cmd::new();
-    command.arg("DEL").arg(key);
-    command
-}
-
-/// A call that goes on with the driver if its caller leaves: others may be waiting for it.
-struct Leading<F: Future<Output = T> + Send + 'static, T: Send + 'static> {
-    call: Option<Pin<Box<F>>>,
-    tasks: Tasks,
-}
-
-impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Future for Leading<F, T> {
-    type Output = T;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let this = self.get_mut();
-        let Some(call) = this.call.as_mut() else { return Poll::Pending };
-        let answer = call.as_mut().poll(context);
-        if answer.is_ready() {
-            this.call = None;
-        }
-        answer
-    }
-}
-
-impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Drop for Leading<F, T> {
-    fn drop(&mut self) {
-        // A call that panicked must not be polled again.
-        if let Some(call) = self.call.take().filter(|_| !std::thread::panicking()) {
-            self.tasks.hand_over(async {
-                call.await;
-            });
-        }
     }
 }

@@ -1,0 +1,166 @@
+//! The calls of one line: the first by the caller who found it free, those of the others by the driver.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use redis::Cmd;
+use tokio::time::Instant;
+use tollgate_core::{Decision, Limit, Outcome};
+
+use super::Inner;
+use super::driver::Tasks;
+use super::error::StoreError;
+use super::lines::{Batch, LineKey, Remembered, Step};
+use super::routes::Reply;
+use super::script::{self, Question, Told};
+
+/// A line whose turn it is: calls, one after another, until nobody waits.
+pub(super) struct Call {
+    pub(super) inner: Arc<Inner>,
+    pub(super) limit: Limit,
+    pub(super) line: LineKey,
+}
+
+impl Call {
+    /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
+    pub(super) async fn lead(self, step: Step, deadline: Instant) -> Result<Option<Decision>, StoreError> {
+        let (answers, told) = self.make(&[step], deadline).await;
+        let batch = self.next(told);
+        if !batch.is_empty() {
+            let tasks = self.inner.tasks.clone();
+            tasks.hand_over(self.follow(batch));
+        }
+        answers.map(|answers| answers.first().copied())
+    }
+
+    /// The calls for those who have waited.
+    async fn follow(self, mut batch: Batch) {
+        loop {
+            let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
+            let (answers, told) = self.make(&steps, Instant::now() + self.inner.deadline).await;
+            match answers {
+                Ok(answers) => {
+                    let mut answers = answers.into_iter();
+                    for waiter in batch {
+                        // Who has left meanwhile has paid: it was decided.
+                        let _ = waiter.answer.send(Ok(answers.next()));
+                    }
+                }
+                Err(why) => {
+                    for waiter in batch {
+                        let _ = waiter.answer.send(Err(why.clone()));
+                    }
+                }
+            }
+            batch = self.next(told);
+            if batch.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// After a call: answers those whose denial is known now, and says who goes in the next call.
+    fn next(&self, told: Option<Remembered>) -> Batch {
+        let next = self.inner.lines.next(&self.line, &self.limit, told, Instant::now());
+        self.inner.counters.remembered.fetch_add(next.denied.len() as u64, Ordering::Relaxed);
+        for (waiter, decision) in next.denied {
+            // Who has left meanwhile has taken nothing.
+            let _ = waiter.answer.send(Ok(Some(decision)));
+        }
+        next.batch
+    }
+
+    /// One call: its answers, and what is to be remembered of it.
+    async fn make(
+        &self,
+        steps: &[Step],
+        deadline: Instant,
+    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
+        let key = &*self.line.key;
+        let slot = self.inner.routes.slot(key);
+        let (limit, logs) = (&self.limit, self.inner.logs);
+        let change = match steps {
+            [Step::Reset] => self.inner.call(key, slot, deadline, |_| del(key)).await,
+            [Step::Change(it)] => {
+                self.inner.call(key, slot, deadline, |now| script::change(limit, logs, key, *it, now)).await
+            }
+            _ => return self.ask(steps, slot, deadline).await,
+        };
+        (change.map(|_| Vec::new()), None)
+    }
+
+    async fn ask(
+        &self,
+        steps: &[Step],
+        slot: u16,
+        deadline: Instant,
+    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
+        let (key, limit, logs) = (&*self.line.key, &self.limit, self.inner.logs);
+        let questions: Vec<_> = steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Ask(question) => Some(*question),
+                Step::Change(_) | Step::Reset => None,
+            })
+            .collect();
+        let called =
+            self.inner.call(key, slot, deadline, |now| script::ask(limit, logs, key, &questions, now)).await;
+        let Reply { value, sent, received } = match called {
+            Ok(reply) => reply,
+            Err(why) => return (Err(why), None),
+        };
+        self.inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
+        match script::replay(limit, &questions, value) {
+            Ok(Told { decisions, memory, now }) => {
+                let last_take = questions.iter().rposition(|question| matches!(question, Question::Take(_)));
+                let denied = last_take
+                    .is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
+                let told = denied.then_some(Remembered { memory, at: now, sent, received });
+                (Ok(decisions), told)
+            }
+            Err(why) => {
+                self.inner.count_failure(&why);
+                (Err(why), None)
+            }
+        }
+    }
+}
+
+fn del(key: &str) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg("DEL").arg(key);
+    command
+}
+
+/// A call that goes on with the driver if its caller leaves: others may be waiting for it.
+pub(super) struct Leading<F: Future<Output = T> + Send + 'static, T: Send + 'static> {
+    pub(super) call: Option<Pin<Box<F>>>,
+    pub(super) tasks: Tasks,
+}
+
+impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Future for Leading<F, T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let this = self.get_mut();
+        let Some(call) = this.call.as_mut() else { return Poll::Pending };
+        let answer = call.as_mut().poll(context);
+        if answer.is_ready() {
+            this.call = None;
+        }
+        answer
+    }
+}
+
+impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Drop for Leading<F, T> {
+    fn drop(&mut self) {
+        // A call that panicked must not be polled again.
+        if let Some(call) = self.call.take().filter(|_| !std::thread::panicking()) {
+            self.tasks.hand_over(async {
+                call.await;
+            });
+        }
+    }
+}

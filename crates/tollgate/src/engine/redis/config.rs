@@ -1,0 +1,126 @@
+//! Which store, and how it is used.
+
+use std::time::Duration;
+
+use redis::{ClientTlsConfig, TlsCertificates};
+use tollgate_core::Limit;
+
+use super::node::Entry;
+use super::url::{Shape, StoreUrl};
+use crate::clock::Clock;
+
+/// Which store, and how it is used.
+#[derive(Clone)]
+pub struct RedisConfig {
+    /// Where the store is.
+    pub url: StoreUrl,
+    /// For one check, with everything: waiting for others, for a connection, for the answer.
+    pub deadline: Duration,
+    /// For one connection to be opened.
+    pub connect_timeout: Duration,
+    /// Connections to each server. One keeps a server's core busy, and one core of this machine.
+    pub connections: usize,
+    /// In place of what the URL says.
+    pub username: Option<String>,
+    /// In place of what the URL says.
+    pub password: Option<String>,
+    /// The user at the sentinels, if they ask for one.
+    pub sentinel_username: Option<String>,
+    /// The password at the sentinels, if they ask for one.
+    pub sentinel_password: Option<String>,
+    /// What TLS needs beyond the system's own certificates.
+    pub tls: TlsConfig,
+    /// How long denials are remembered, at most [`REMEMBER_MAX`](super::REMEMBER_MAX). The default leaves time for the call that sees a change.
+    pub remember_denials: Duration,
+    /// How sliding logs are kept.
+    pub sliding_log: LogStorage,
+    /// The time by which everything is decided, instead of the server's own: for tests and replays.
+    pub clock: Option<Clock>,
+}
+
+/// How a sliding log is kept in the store. Decisions are the same; memory and speed are not. Logs of one storage are not seen
+/// by the other: the keys of `Packed` are `rate_limiter:SCOPE_packed:KEY`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogStorage {
+    /// A sorted set, which `redis-cli` shows entry by entry.
+    #[default]
+    SortedSet,
+    /// A string of binary entries: a fraction of the memory, and faster.
+    Packed,
+}
+
+impl LogStorage {
+    /// What is added to a scope, so that no key means two things.
+    pub(super) const fn suffix(self, limit: &Limit) -> &'static str {
+        match (limit, self) {
+            (Limit::SlidingLog(_), Self::Packed) => "_packed",
+            (Limit::SlidingLog(_), Self::SortedSet)
+            | (
+                Limit::TokenBucket(_)
+                | Limit::IntervalBucket(_)
+                | Limit::LeakyBucket(_)
+                | Limit::FixedWindow(_)
+                | Limit::SlidingCounter(_),
+                _,
+            ) => "",
+        }
+    }
+}
+
+/// Certificates, in PEM.
+#[derive(Clone, Default)]
+pub struct TlsConfig {
+    /// Whom to trust instead of the system's certificates.
+    pub ca: Option<Vec<u8>>,
+    /// The client's own certificate and its key, for servers that want one.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl RedisConfig {
+    /// The defaults for a store.
+    pub fn new(url: StoreUrl) -> Self {
+        Self {
+            url,
+            deadline: Duration::from_millis(10),
+            connect_timeout: Duration::from_secs(1),
+            connections: 1,
+            username: None,
+            password: None,
+            sentinel_username: None,
+            sentinel_password: None,
+            tls: TlsConfig::default(),
+            remember_denials: Duration::from_millis(80),
+            sliding_log: LogStorage::default(),
+            clock: None,
+        }
+    }
+
+    pub(super) fn entry(&self) -> Entry {
+        let identity = self.tls.identity.as_ref();
+        Entry {
+            tls: self.url.tls,
+            certificates: TlsCertificates {
+                client_tls: identity.map(|(cert, key)| ClientTlsConfig {
+                    client_cert: cert.clone(),
+                    client_key: key.clone(),
+                }),
+                root_cert: self.tls.ca.clone(),
+            },
+            username: self.username.clone().or_else(|| self.url.username.clone()),
+            password: self.password.clone().or_else(|| self.url.password.clone()),
+            database: self.url.database,
+            connect_timeout: self.connect_timeout,
+            connections: self.connections,
+            primaries_only: matches!(self.url.shape, Shape::Sentinel { .. }),
+        }
+    }
+
+    pub(super) fn sentinel_entry(&self) -> Entry {
+        Entry {
+            username: self.sentinel_username.clone(),
+            password: self.sentinel_password.clone(),
+            database: 0,
+            ..self.entry()
+        }
+    }
+}
