@@ -28,12 +28,12 @@ pub use engine::RateLimiter;
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
     CHECKS_MAX, KEY_PREFIX, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter,
-    RedisStats, StoreError, StoreUrl, StoreUrlError, TlsConfig,
+    RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig,
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};
 pub use tollgate_core::{
-    AlgorithmName, Ask, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError,
-    Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog, Standing, State, Timestamp, TokenBucket,
-    UnknownAlgorithm, algorithm, parse_duration,
+    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Decision, FixedWindow, IntervalBucket,
+    LeakyBucket, LeakyMode, Limit, LimitError, Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog,
+    Standing, State, Timestamp, TokenBucket, UnknownAlgorithm, algorithm, parse_duration,
 };

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use redis::Cmd;
 use tokio::time::Instant;
@@ -21,6 +22,8 @@ pub(super) struct Call {
     pub(super) inner: Arc<Inner>,
     pub(super) limit: Limit,
     pub(super) line: LineKey,
+    /// For each call.
+    pub(super) deadline: Duration,
 }
 
 impl Call {
@@ -39,7 +42,7 @@ impl Call {
     async fn follow(self, mut batch: Batch) {
         loop {
             let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
-            let (answers, told) = self.make(&steps, Instant::now() + self.inner.deadline).await;
+            let (answers, told) = self.make(&steps, Instant::now() + self.deadline).await;
             match answers {
                 Ok(answers) => {
                     let mut answers = answers.into_iter();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{ClientTlsConfig, TlsCertificates};
-use tollgate_core::Limit;
+use tollgate_core::{BreakerConfig, Limit};
 
 use super::node::Entry;
 use super::url::{Shape, StoreUrl};
@@ -30,8 +30,12 @@ pub struct RedisConfig {
     pub sentinel_password: Option<String>,
     /// What TLS needs beyond the system's own certificates.
     pub tls: TlsConfig,
+    /// When a server that fails is left alone, and when it is asked again.
+    pub breaker: BreakerConfig,
     /// How long denials are remembered, at most [`REMEMBER_MAX`](super::REMEMBER_MAX). The default leaves time for the call that sees a change.
     pub remember_denials: Duration,
+    /// Whether this node says once a second that it lives, and hears how many do: one more key, `rate_limiter:nodes`.
+    pub count_nodes: bool,
     /// How sliding logs are kept.
     pub sliding_log: LogStorage,
     /// The time by which everything is decided, instead of the server's own: for tests and replays.
@@ -89,7 +93,9 @@ impl RedisConfig {
             sentinel_username: None,
             sentinel_password: None,
             tls: TlsConfig::default(),
+            breaker: BreakerConfig::default(),
             remember_denials: Duration::from_millis(80),
+            count_nodes: true,
             sliding_log: LogStorage::default(),
             clock: None,
         }
@@ -111,6 +117,7 @@ impl RedisConfig {
             database: self.url.database,
             connect_timeout: self.connect_timeout,
             connections: self.connections,
+            breaker: self.breaker,
             primaries_only: matches!(self.url.shape, Shape::Sentinel { .. }),
         }
     }

@@ -12,12 +12,28 @@ pub enum StoreError {
     /// No answer in time. Whether it was decided is unknown; it counts as not admitted, and is not repeated.
     #[error("the store did not answer within {} ms", .0.as_millis())]
     Timeout(Duration),
-    /// There is no connection, or it broke.
+    /// There is no connection. Nothing was sent.
     #[error("no connection to {server}: {why}")]
     Unreachable {
         /// Which server.
         server: Arc<str>,
         /// What the system said.
+        why: Arc<str>,
+    },
+    /// The connection broke while the call was under way. Whether it was decided is unknown, as with a timeout.
+    #[error("the connection to {server} broke: {why}")]
+    Interrupted {
+        /// Which server.
+        server: Arc<str>,
+        /// What the system said.
+        why: Arc<str>,
+    },
+    /// The server has failed too often: it is left alone for a moment, and then asked by one call at a time.
+    #[error("{server} has failed and is left alone for a moment: {why}")]
+    BreakerOpen {
+        /// Which server.
+        server: Arc<str>,
+        /// The last failure.
         why: Arc<str>,
     },
     /// The server answers, but cannot decide now: loading, busy, out of memory, a replica, a cluster without quorum.
@@ -63,6 +79,8 @@ impl StoreError {
         match self {
             Self::Timeout(_) => "timeout",
             Self::Unreachable { .. } => "unreachable",
+            Self::Interrupted { .. } => "interrupted",
+            Self::BreakerOpen { .. } => "breaker_open",
             Self::Unavailable { .. } => "unavailable",
             Self::Refused { .. } => "refused",
             Self::Foreign { .. } => "foreign",
@@ -73,8 +91,37 @@ impl StoreError {
     }
 
     /// All of them, as metrics list them.
-    pub const CLASSES: [&'static str; 8] =
-        ["timeout", "unreachable", "unavailable", "refused", "foreign", "protocol", "overloaded", "stopped"];
+    pub const CLASSES: [&'static str; 10] = [
+        "timeout",
+        "unreachable",
+        "interrupted",
+        "breaker_open",
+        "unavailable",
+        "refused",
+        "foreign",
+        "protocol",
+        "overloaded",
+        "stopped",
+    ];
+
+    /// Whether the store may have taken permits all the same: the answer is what is missing.
+    pub const fn may_have_run(&self) -> bool {
+        match self {
+            Self::Timeout(_) | Self::Interrupted { .. } | Self::Protocol(_) => true,
+            Self::Unreachable { .. }
+            | Self::BreakerOpen { .. }
+            | Self::Unavailable { .. }
+            | Self::Refused { .. }
+            | Self::Foreign { .. }
+            | Self::Overloaded
+            | Self::Stopped => false,
+        }
+    }
+
+    /// Whether too much was asked at once: callers can bring that about by themselves, with a store that is well.
+    pub const fn is_overload(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Overloaded)
+    }
 
     pub(super) fn protocol(why: impl fmt::Display) -> Self {
         Self::Protocol(why.to_string().into())
@@ -129,7 +176,8 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         }
     }
     if error.is_io_error() || error.is_connection_dropped() {
-        return Fault::Broken(connect_error(error, server));
+        let (server, why) = (Arc::clone(server), text);
+        return Fault::Broken(StoreError::Interrupted { server, why });
     }
     let server = Arc::clone(server);
     if says("WRONGTYPE") || says("TOLLGATE foreign value") {

@@ -7,8 +7,10 @@ mod call;
 mod config;
 mod driver;
 mod error;
+mod fuse;
 mod lines;
 mod node;
+mod presence;
 mod routes;
 mod script;
 mod several;
@@ -31,6 +33,8 @@ pub use self::driver::RedisDriver;
 use self::driver::{Tasks, driver};
 pub use self::error::StoreError;
 use self::lines::{Entered, LineKey, Lines, Remembering, Step};
+use self::presence::Presence;
+pub use self::routes::ServerStatus;
 use self::routes::{Reply, Routes};
 use self::script::{Change, Question};
 pub use self::url::{StoreUrl, StoreUrlError};
@@ -79,6 +83,7 @@ impl std::fmt::Debug for RedisEngine {
 
 struct Inner {
     routes: Arc<Routes>,
+    presence: Arc<Presence>,
     lines: Lines,
     tasks: Tasks,
     deadline: Duration,
@@ -105,8 +110,14 @@ impl RedisEngine {
         let StoreUrl { shape, seeds, .. } = config.url;
         let remembering =
             Remembering { longest: config.remember_denials.min(REMEMBER_MAX), clock: config.clock.clone() };
+        let routes = Routes::new(shape, seeds, entry, sentinel_entry, config.deadline, tasks.clone());
+        let presence = Presence::new();
+        if config.count_nodes {
+            tasks.hand_over(Arc::clone(&presence).keep_up(Arc::clone(&routes), config.deadline));
+        }
         let inner = Inner {
-            routes: Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone()),
+            routes,
+            presence,
             lines: Lines::new(remembering),
             tasks,
             deadline: config.deadline,
@@ -128,6 +139,7 @@ impl RedisEngine {
             inner: Arc::clone(&self.0),
             limit,
             id,
+            deadline: self.0.deadline,
             prefix: format!("{KEY_PREFIX}:{scope}{}:", self.0.logs.suffix(&limit)).into(),
         }
     }
@@ -135,6 +147,16 @@ impl RedisEngine {
     /// Whether the store can be asked now, or why not.
     pub fn health(&self) -> Result<(), StoreError> {
         self.0.routes.health()
+    }
+
+    /// The servers of the store, as far as they are known.
+    pub fn servers(&self) -> Vec<ServerStatus> {
+        self.0.routes.servers()
+    }
+
+    /// How many nodes share the store, as it last said: those that have said a word within five seconds.
+    pub fn nodes(&self) -> Option<u32> {
+        self.0.presence.nodes()
     }
 
     /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
@@ -211,12 +233,19 @@ pub struct RedisLimiter {
     /// Limiters do not share what they remember, even where they share keys.
     id: u32,
     prefix: Arc<str>,
+    deadline: Duration,
 }
 
 impl RedisLimiter {
     /// The limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
+    }
+
+    /// The same limiter with another deadline for each check than the engine's.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
     }
 
     /// Takes `permits`, now or not at all.
@@ -277,7 +306,7 @@ impl RedisLimiter {
     async fn step(&self, key: &str, step: Step) -> Result<Option<Decision>, StoreError> {
         let key = self.key(key);
         let now = Instant::now();
-        let deadline = now + self.inner.deadline;
+        let deadline = now + self.deadline;
         match self.inner.lines.enter(self.id, &key, &self.limit, step, now) {
             Entered::Denied(decision) => {
                 self.inner.counters.remembered.fetch_add(1, Ordering::Relaxed);
@@ -285,7 +314,8 @@ impl RedisLimiter {
             }
             Entered::Lead => {
                 let line = LineKey { limiter: self.id, key };
-                let call = Call { inner: Arc::clone(&self.inner), limit: self.limit, line };
+                let call =
+                    Call { inner: Arc::clone(&self.inner), limit: self.limit, line, deadline: self.deadline };
                 Leading { call: Some(Box::pin(call.lead(step, deadline))), tasks: self.inner.tasks.clone() }
                     .await
             }
@@ -293,7 +323,7 @@ impl RedisLimiter {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(StoreError::Stopped),
                 Err(_) => {
-                    let late = StoreError::Timeout(self.inner.deadline);
+                    let late = StoreError::Timeout(self.deadline);
                     self.inner.count_failure(&late);
                     Err(late)
                 }

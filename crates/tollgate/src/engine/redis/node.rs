@@ -14,9 +14,10 @@ use redis::{
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tollgate_core::Timestamp;
+use tollgate_core::{BreakerConfig, Timestamp};
 
 use super::error::{StoreError, connect_error, is_refusal};
+use super::fuse::Fuse;
 use super::script::SCRIPTS;
 use super::url::Address;
 
@@ -33,15 +34,17 @@ pub(super) struct Entry {
     pub(super) connections: usize,
     /// Whether servers must say that they are primaries.
     pub(super) primaries_only: bool,
+    /// When a server that fails is left alone.
+    pub(super) breaker: BreakerConfig,
 }
 
 /// Commands that a connection takes up before the next one waits: a batch that one write carries.
 const PIPELINE_COMMANDS: usize = 1_024;
 /// Between two attempts to connect: the first pause, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-pub(super) const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// After a refusal that no repetition mends.
-pub(super) const PAUSE_REFUSED: Duration = Duration::from_secs(5);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// After a refusal that only a person mends: less than one attempt a second, so that no account is locked for it.
+pub(super) const PAUSE_REFUSED: Duration = Duration::from_millis(1_100);
 /// How long a node without slots is kept after a key on the move was asked for there.
 const ASKED_FOR: Duration = Duration::from_secs(60);
 /// A connection that does not answer a PING within this is dead, whatever the system says. Longer than the pauses of a
@@ -105,6 +108,8 @@ pub(super) struct Node {
     loaded: tokio::sync::Mutex<Option<Instant>>,
     /// When a key that is on the move was last asked for here: such a node may have no slots yet.
     asked: Mutex<Option<Instant>>,
+    /// Which calls go through.
+    pub(super) fuse: Fuse,
     /// Told when a connection is lost or cannot be had: the server may no longer be the right one.
     pub(super) doubt: Arc<Notify>,
     pub(super) retired: CancellationToken,
@@ -147,8 +152,10 @@ impl Node {
             doubted: Notify::new(),
             opened: AtomicU64::new(0),
         };
+        let name: Arc<str> = address.to_string().into();
+        let fuse = Fuse::new(Arc::clone(&name), entry.breaker);
         Self {
-            name: address.to_string().into(),
+            name,
             address,
             lanes: (0..entry.connections.max(1)).map(lane).collect(),
             entry,
@@ -156,6 +163,7 @@ impl Node {
             is_clock_estimated: AtomicBool::new(false),
             loaded: tokio::sync::Mutex::new(None),
             asked: Mutex::new(None),
+            fuse,
             doubt,
             retired: CancellationToken::new(),
         }
@@ -230,8 +238,9 @@ impl Node {
         current
     }
 
-    /// Whether any connection is open, or why not.
+    /// Whether any connection is open and calls go through, or why not.
     pub(super) fn health(&self) -> Result<(), StoreError> {
+        self.fuse.health()?;
         let mut why =
             StoreError::Unreachable { server: Arc::clone(&self.name), why: "it is being opened".into() };
         for lane in &self.lanes {
@@ -266,6 +275,7 @@ impl Node {
         let mut pause = PAUSE_MIN;
         let mut said: Option<String> = None;
         loop {
+            let began = Instant::now();
             match self.open().await {
                 Ok(connection) => {
                     if said.take().is_some() {
@@ -275,6 +285,7 @@ impl Node {
                     let number = lane.opened.fetch_add(1, Ordering::Relaxed) + 1;
                     *lane.state.write() = LaneState::Open { connection: connection.clone(), number };
                     lane.changed.notify_waiters();
+                    self.fuse.reachable();
                     self.until_lost(lane, connection, number).await;
                     if opened.elapsed() >= USEFUL_MIN {
                         pause = PAUSE_MIN;
@@ -297,6 +308,10 @@ impl Node {
                     *lane.state.write() = LaneState::Closed(why);
                     lane.changed.notify_waiters();
                     self.doubt.notify_one();
+                    if began.elapsed() >= self.entry.connect_timeout {
+                        // Long enough: a server that is silent now may be there a moment later.
+                        pause = PAUSE_MIN;
+                    }
                     sleep(jittered(if refused { PAUSE_REFUSED } else { pause })).await;
                     pause = PAUSE_MAX.min(pause * 2);
                 }
@@ -336,6 +351,10 @@ impl Node {
     async fn open(&self) -> Result<MultiplexedConnection, StoreError> {
         let opening = async {
             let mut connection = self.entry.connect(&self.address).await?;
+            // Before anything long: a server hangs up on a stranger who says much, without saying why.
+            let mut ping = Cmd::new();
+            ping.arg("PING");
+            single(connection.send_packed_command(&ping).await)?;
             if self.entry.primaries_only {
                 self.expect_primary(&mut connection).await?;
             }

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tollgate_core::Timestamp;
+use tollgate_core::{BreakerState, Timestamp};
 
 use super::driver::Tasks;
 use super::error::{Fault, Redirect, StoreError, connect_error, fault, is_refusal};
@@ -43,6 +43,8 @@ pub(super) struct Routes {
     /// Told when the table may be wrong.
     doubt: Arc<Notify>,
     tasks: Tasks,
+    /// A server that has not answered for so long has failed. A caller who waits less long has only given up.
+    patience: Duration,
 }
 
 struct Table {
@@ -51,6 +53,17 @@ struct Table {
     slots: Vec<u16>,
     /// Why nobody is known, once that was found out.
     why: Option<StoreError>,
+}
+
+/// One server of a store.
+#[derive(Clone, Debug)]
+pub struct ServerStatus {
+    /// Its address.
+    pub server: Arc<str>,
+    /// Whether calls go to it.
+    pub breaker: BreakerState,
+    /// How often its breaker has opened.
+    pub opened: u64,
 }
 
 /// What a server answered, and between which instants it did.
@@ -66,6 +79,7 @@ impl Routes {
         seeds: Vec<Address>,
         entry: Entry,
         sentinel_entry: Entry,
+        patience: Duration,
         tasks: Tasks,
     ) -> Arc<Self> {
         let slots = if shape == Shape::Cluster { SLOTS } else { 1 };
@@ -76,6 +90,7 @@ impl Routes {
             changed: Notify::new(),
             doubt: Arc::new(Notify::new()),
             tasks,
+            patience,
             shape,
             seeds,
         });
@@ -112,6 +127,17 @@ impl Routes {
         }
     }
 
+    /// The servers that are known, and what their breakers do.
+    pub(super) fn servers(&self) -> Vec<ServerStatus> {
+        let table = self.table.read();
+        let status = |node: &Arc<Node>| ServerStatus {
+            server: Arc::clone(&node.name),
+            breaker: node.fuse.state(),
+            opened: node.fuse.opened(),
+        };
+        table.nodes.iter().map(status).collect()
+    }
+
     fn not_yet(&self) -> StoreError {
         let server = self.seeds.first().map_or_else(String::new, Address::to_string);
         StoreError::Unreachable { server: server.into(), why: "the store is still being found".into() }
@@ -131,9 +157,18 @@ impl Routes {
         let mut node = self.node(slot, deadline).await?;
         let (mut asking, mut redirects, mut loaded) = (false, 0, false);
         loop {
-            // Where there is no connection there may be another owner by now.
-            let mut borrowed = node.borrow(hash, deadline).await.inspect_err(|_| self.doubt.notify_one())?;
-            let command = command(node.estimated_now());
+            let at = Arc::clone(&node);
+            // Where no call goes through, or there is no connection, there may be another owner by now.
+            let crossing = at.fuse.permit().inspect_err(|_| self.doubt.notify_one())?;
+            let mut borrowed = match at.borrow(hash, deadline).await {
+                Ok(borrowed) => borrowed,
+                Err(why) => {
+                    self.doubt.notify_one();
+                    crossing.failed(&why);
+                    return Err(why);
+                }
+            };
+            let command = command(at.estimated_now());
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
             let answer = timeout_at(deadline, async {
@@ -144,65 +179,82 @@ impl Routes {
             });
             let error = match answer.await {
                 Ok(Ok(value)) => {
+                    crossing.succeeded();
                     return Ok(Reply { value, sent, received: Instant::now() });
                 }
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    node.unanswered(&borrowed);
-                    return Err(late());
+                    at.unanswered(&borrowed);
+                    let why = late();
+                    if begun.elapsed() >= self.patience {
+                        crossing.failed(&why);
+                    }
+                    return Err(why);
                 }
             };
             asking = false;
-            match fault(&error, &node.name, key) {
+            let why = match fault(&error, &at.name, key) {
                 Fault::NoScript if !loaded => {
                     loaded = true;
                     // The script is asked for where it was missing, which may be where a redirect has led.
                     asking = redirects > 0;
-                    let load = node.reload_scripts(&mut borrowed, sent);
-                    timeout_at(deadline, load)
-                        .await
-                        .map_err(|_| late())?
-                        .map_err(|error| connect_error(&error, &node.name))?;
+                    let load = at.reload_scripts(&mut borrowed, sent);
+                    match timeout_at(deadline, load).await {
+                        Ok(Ok(())) => continue,
+                        Ok(Err(error)) => connect_error(&error, &at.name),
+                        Err(_) => late(),
+                    }
                 }
-                Fault::NoScript => {
-                    return Err(StoreError::protocol("a script is gone as soon as it is loaded"));
-                }
+                Fault::NoScript => StoreError::protocol("a script is gone as soon as it is loaded"),
                 Fault::Moved(redirect) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
-                    node = self.moved(&redirect, &node);
+                    node = self.moved(&redirect, &at);
+                    crossing.succeeded();
+                    continue;
                 }
                 Fault::Ask(redirect) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
                     asking = true;
-                    node = self.adopt(&redirect.address(&node));
+                    node = self.adopt(&redirect.address(&at));
                     node.ask();
+                    crossing.succeeded();
+                    continue;
                 }
                 Fault::Moved(_) | Fault::Ask(_) => {
                     self.doubt.notify_one();
                     let why = "the cluster sends this key in circles".into();
-                    return Err(StoreError::Unavailable { server: Arc::clone(&node.name), why });
+                    StoreError::Unavailable { server: Arc::clone(&at.name), why }
                 }
                 Fault::TryAgain => {
                     asking = redirects > 0;
+                    crossing.succeeded();
                     timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await.map_err(|_| late())?;
+                    continue;
                 }
                 Fault::Broken(why) => {
-                    node.lost(&borrowed);
-                    return Err(why);
+                    at.lost(&borrowed);
+                    why
                 }
                 Fault::Demoted(why) => {
                     // Behind the same name there may be another server by now.
-                    node.lost(&borrowed);
+                    at.lost(&borrowed);
                     self.doubt.notify_one();
+                    why
+                }
+                // A key that is not ours says nothing of its server.
+                Fault::Answered(why @ StoreError::Foreign { .. }) => {
+                    crossing.succeeded();
                     return Err(why);
                 }
                 Fault::Answered(why) => {
                     if matches!(why, StoreError::Unavailable { .. }) {
                         self.doubt.notify_one();
                     }
-                    return Err(why);
+                    why
                 }
-            }
+            };
+            crossing.failed(&why);
+            return Err(why);
         }
     }
 

@@ -26,6 +26,8 @@ pub(super) struct Scripts {
     pub(super) several: Script,
     /// Finds out whether scripts may read the time and then write.
     pub(super) probe: Script,
+    /// Says that a node lives.
+    pub(super) presence: Script,
 }
 
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(Scripts::compose);
@@ -47,6 +49,7 @@ const BODIES: [(&str, &[&str]); 7] = [
     ("sliding_log_packed", &[include_str!("lua/sliding_log_packed.lua"), LOG]),
 ];
 const SEVERAL: &str = include_str!("lua/several.lua");
+const PRESENCE: &str = include_str!("lua/presence.lua");
 const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
 
 /// Where in [`BODIES`] the script of a limit is.
@@ -73,7 +76,12 @@ impl Scripts {
         for (name, texts) in BODIES {
             several += &format!("algorithms.{name} = function(KEYS, ARGV)\n{}end\n", texts.concat());
         }
-        Self { single, several: script(several + SEVERAL), probe: script(PROBE.to_owned()) }
+        Self {
+            single,
+            several: script(several + SEVERAL),
+            probe: script(PROBE.to_owned()),
+            presence: script(PRESENCE.to_owned()),
+        }
     }
 
     /// The script that decides on one limit.
@@ -81,9 +89,9 @@ impl Scripts {
         &self.single[home(limit, logs)]
     }
 
-    /// All that decide: what a server must know before it is asked.
+    /// All but the probe: what a server must know before it is asked.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        self.single.iter().chain([&self.several])
+        self.single.iter().chain([&self.several, &self.presence])
     }
 }
 

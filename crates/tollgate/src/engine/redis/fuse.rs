@@ -1,0 +1,133 @@
+//! The circuit breaker of one server, with what the pure one lacks: a clock, chance, a log and the reason.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tollgate_core::{Breaker, BreakerConfig, BreakerState, CallOutcome, Pass, Timestamp};
+
+use super::error::StoreError;
+
+/// Which calls to a server go through.
+pub(super) struct Fuse {
+    server: Arc<str>,
+    /// The breaker's time begins here.
+    zero: Instant,
+    inner: Mutex<Inner>,
+    opened: AtomicU64,
+}
+
+struct Inner {
+    breaker: Breaker,
+    /// The last failure.
+    why: Arc<str>,
+}
+
+/// A call under way. If nobody says what became of it, nothing was learned from it.
+pub(super) struct Crossing<'a> {
+    fuse: &'a Fuse,
+    pass: Pass,
+    settled: bool,
+}
+
+impl Fuse {
+    pub(super) fn new(server: Arc<str>, config: BreakerConfig) -> Self {
+        let inner = Inner { breaker: Breaker::new(config), why: "".into() };
+        Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) }
+    }
+
+    /// Lets a call through, or says why not.
+    pub(super) fn permit(&self) -> Result<Crossing<'_>, StoreError> {
+        let now = self.now();
+        let mut inner = self.inner.lock();
+        match inner.breaker.permit(now) {
+            Some(pass) => Ok(Crossing { fuse: self, pass, settled: false }),
+            None => Err(self.refusal(&inner)),
+        }
+    }
+
+    /// There is a new connection: the next call may try.
+    pub(super) fn reachable(&self) {
+        // Half-open says nothing yet that a log should hold.
+        let _ = self.inner.lock().breaker.reachable();
+    }
+
+    /// What it does now.
+    pub(super) fn state(&self) -> BreakerState {
+        self.inner.lock().breaker.state()
+    }
+
+    /// How often it has opened.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Whether all calls go through, or why not.
+    pub(super) fn health(&self) -> Result<(), StoreError> {
+        let inner = self.inner.lock();
+        match inner.breaker.state() {
+            BreakerState::Closed => Ok(()),
+            BreakerState::HalfOpen | BreakerState::Open => Err(self.refusal(&inner)),
+        }
+    }
+
+    fn refusal(&self, inner: &Inner) -> StoreError {
+        StoreError::BreakerOpen { server: Arc::clone(&self.server), why: Arc::clone(&inner.why) }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.zero.elapsed().as_micros() as u64)
+    }
+
+    fn settle(&self, pass: Pass, outcome: CallOutcome, why: Option<&StoreError>) {
+        let mut jitter = [0];
+        if why.is_some() {
+            // Without randomness the wait is the plain one.
+            let _ = getrandom::fill(&mut jitter);
+        }
+        let now = self.now();
+        let mut inner = self.inner.lock();
+        let was = inner.breaker.state();
+        let changed = inner.breaker.settle(pass, outcome, now, jitter[0]);
+        match changed {
+            Some(BreakerState::Open) => {
+                self.opened.fetch_add(1, Ordering::Relaxed);
+                inner.why = why.map_or_else(|| "".into(), |why| why.to_string().into());
+                // A probe that fails is no news.
+                if was == BreakerState::Closed {
+                    tracing::warn!(server = %self.server, why = %inner.why, "circuit breaker open");
+                }
+            }
+            Some(BreakerState::Closed) => {
+                tracing::info!(server = %self.server, "circuit breaker closed again")
+            }
+            Some(BreakerState::HalfOpen) | None => {}
+        }
+    }
+}
+
+impl Crossing<'_> {
+    /// The server did what it is for, or said who does.
+    pub(super) fn succeeded(mut self) {
+        self.settle(CallOutcome::Succeeded, None);
+    }
+
+    /// It did not.
+    pub(super) fn failed(mut self, why: &StoreError) {
+        self.settle(CallOutcome::Failed, Some(why));
+    }
+
+    fn settle(&mut self, outcome: CallOutcome, why: Option<&StoreError>) {
+        self.settled = true;
+        self.fuse.settle(self.pass, outcome, why);
+    }
+}
+
+impl Drop for Crossing<'_> {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.settle(CallOutcome::Forgone, None);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! How many nodes share the store: each says once in a while that it lives, and hears how many do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::time::{Instant, sleep};
+
+use super::KEY_PREFIX;
+use super::node::jittered;
+use super::routes::Routes;
+use super::script::SCRIPTS;
+
+/// How often a node says that it lives.
+const SAY_EVERY: Duration = Duration::from_secs(1);
+/// For how long a node counts after that: some of its words may be lost.
+const COUNTS_FOR: Duration = Duration::from_secs(5);
+
+/// This node among the others.
+pub(super) struct Presence {
+    id: String,
+    /// How many there were when the store last said so; 0 if it never has.
+    nodes: AtomicU32,
+}
+
+impl Presence {
+    /// A node that nobody has heard of yet.
+    pub(super) fn new() -> Arc<Self> {
+        let mut id = [0; 16];
+        // Without randomness some nodes would count as one, and each would take a larger share of a limit.
+        getrandom::fill(&mut id).expect("the operating system gives random numbers");
+        Arc::new(Self { id: format!("{:032x}", u128::from_be_bytes(id)), nodes: AtomicU32::new(0) })
+    }
+
+    /// How many nodes there were when the store last said so, this one among them.
+    pub(super) fn nodes(&self) -> Option<u32> {
+        Some(self.nodes.load(Ordering::Relaxed)).filter(|nodes| *nodes > 0)
+    }
+
+    /// Says and hears it, again and again. Through the breaker: without other traffic this is what closes it again.
+    pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>, deadline: Duration) {
+        let key = format!("{KEY_PREFIX}:nodes");
+        let slot = routes.slot(&key);
+        loop {
+            let say = |now: Option<tollgate_core::Timestamp>| {
+                let mut command = Cmd::new();
+                command.arg("EVALSHA").arg(&SCRIPTS.presence.sha).arg(1).arg(&key);
+                match now {
+                    Some(now) => command.arg(now.as_micros()),
+                    None => command.arg(""),
+                };
+                command.arg(&self.id).arg(COUNTS_FOR.as_micros() as u64);
+                command
+            };
+            // What goes wrong here goes wrong for checks as well, and is told of them.
+            if let Ok(reply) = routes.call(&key, slot, 0, Instant::now() + deadline, say).await
+                && let Value::Int(nodes) = reply.value
+            {
+                self.nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX), Ordering::Relaxed);
+            }
+            sleep(jittered(SAY_EVERY)).await;
+        }
+    }
+}
