@@ -20,6 +20,7 @@
 
 mod clock;
 mod engine;
+mod guard;
 mod key;
 mod limiter;
 
@@ -29,6 +30,10 @@ pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats,
 pub use engine::redis::{
     CHECKS_MAX, KEY_PREFIX, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter,
     RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig,
+};
+pub use guard::{
+    Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, OnFailure, Share,
+    ShareError, Verdict,
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};

@@ -160,6 +160,13 @@ impl MemoryEngine {
         (from + parts) % shards
     }
 
+    /// Forgets all keys.
+    pub fn clear(&self) {
+        for shard in &self.0.shards {
+            shard.0.lock().clear();
+        }
+    }
+
     /// In how many parts [`MemoryEngine::sweep`] sees the table.
     pub fn parts(&self) -> usize {
         self.0.shards.len()

@@ -185,6 +185,11 @@ impl Shard {
         }
     }
 
+    /// Forgets all keys, and gives their memory back.
+    pub(super) fn clear(&mut self) {
+        (self.slots, self.pointed, self.len, self.heap) = (Slots::default(), 0, 0, Heap::default());
+    }
+
     pub(super) fn len(&self) -> usize {
         self.len
     }

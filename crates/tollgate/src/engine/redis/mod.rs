@@ -242,6 +242,11 @@ impl RedisLimiter {
         &self.limit
     }
 
+    /// A number that no other limiter of the engine has, but its clones.
+    pub(crate) const fn id(&self) -> u32 {
+        self.id
+    }
+
     /// The same limiter with another deadline for each check than the engine's.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {

@@ -1,0 +1,386 @@
+//! The guard: every check gets an answer in time, whatever becomes of the store.
+//!
+//! What the store decides is passed on. Where it gives no decision, the limit's own choice counts: let through, refuse, or
+//! decide here with this node's share of the limit. Every answer says on what ground it was given.
+
+mod debts;
+mod share;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tollgate_core::{Ask, Decision, Limit, Micros, Outcome, TokenBucket};
+
+use self::debts::Debts;
+pub use self::share::{Share, ShareError};
+use crate::clock::Clock;
+use crate::engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, TooManyLimits};
+use crate::engine::redis::{RedisEngine, RedisLimiter, StoreError};
+
+/// On what ground an answer was given.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Basis {
+    /// The whole state was known.
+    Exact,
+    /// Decided by this node alone, with its share of the limit.
+    Local,
+    /// Let through: the store gave no decision.
+    Open,
+    /// Refused: the store gave no decision.
+    Closed,
+}
+
+impl Basis {
+    /// All of them, as metrics list them.
+    pub const ALL: [Self; 4] = [Self::Exact, Self::Local, Self::Open, Self::Closed];
+
+    /// The word for it, in answers, headers and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Local => "local",
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// A decision, and on what ground it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What was decided.
+    pub decision: Decision,
+    /// On what ground.
+    pub basis: Basis,
+}
+
+impl Verdict {
+    /// A decision by the whole state.
+    pub const fn exact(decision: Decision) -> Self {
+        Self { decision, basis: Basis::Exact }
+    }
+
+    /// Whether the request may go ahead, now or after its delay.
+    pub const fn is_admitted(&self) -> bool {
+        self.decision.is_admitted()
+    }
+}
+
+/// What happens to checks that the store does not decide.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FailureMode {
+    /// They are let through, once the store has failed. A check that only came too late is decided as with `Local`: or
+    /// whoever overloads the store would buy a free pass.
+    #[default]
+    Open,
+    /// They are refused.
+    Closed,
+    /// They are decided by this node alone, with its share of the limit.
+    Local,
+}
+
+/// What a limit asks of the guard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OnFailure {
+    /// What happens to checks that the store does not decide.
+    pub mode: FailureMode,
+    /// Whether what was admitted by this node alone is taken from the store's state afterwards, into bounded debt.
+    pub settle: bool,
+    /// For each check, in place of the store's own deadline.
+    pub deadline: Option<Duration>,
+}
+
+/// What all limits share when the store is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GuardConfig {
+    /// This node's share of each limit, where it is not known how many nodes there are.
+    pub share: Share,
+    /// Keys that are decided by this node alone.
+    pub local: MemoryConfig,
+    /// How many requests the whole node lets through in mode `Open`.
+    pub ceiling: Option<TokenBucket>,
+}
+
+impl Default for GuardConfig {
+    /// One half, 100,000 keys (5 MB), no ceiling.
+    fn default() -> Self {
+        Self { share: Share::HALF, local: MemoryConfig { max_keys: 100_000 }, ceiling: None }
+    }
+}
+
+/// What the guard holds and has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GuardStats {
+    /// Keys that this node decides alone.
+    pub local_keys: u64,
+    /// Permits that were admitted here and are not yet taken from the store's state.
+    pub debt: u64,
+    /// Permits that were taken afterwards.
+    pub debt_settled: u64,
+    /// Permits that are not taken any more: too many keys owed, or it is unknown whether they were taken.
+    pub debt_lost: u64,
+}
+
+/// A caller who is refused because the store is gone is told to come back after this long.
+const CLOSED_RETRY: Micros = Micros::from_secs(1);
+/// How often is looked whether an outage is over, while there is one.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// An outage is over when the store was well and everything was decided by it for so long. Then what was decided here is
+/// forgotten. Sooner, and a store that stutters would give every key a fresh share at each stutter.
+const FORGET_AFTER: Duration = Duration::from_secs(10);
+
+/// An engine on a store, and what answers in its place. Clones share it.
+#[derive(Clone)]
+pub struct Guard(Arc<Inner>);
+
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guard").field("engine", &self.0.shared.engine).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+struct Shared {
+    engine: RedisEngine,
+    clock: Clock,
+    share: Share,
+    local: MemoryEngine,
+    ceiling: Option<MemoryLimiter>,
+    debts: Debts,
+    /// Whether anything was answered without the store since the last outage was over.
+    used: AtomicBool,
+    /// When that last happened, in microseconds after `zero`.
+    used_at: AtomicU64,
+    zero: Instant,
+    begun: Notify,
+}
+
+/// Ends outages: settles debts and forgets what was decided alone. Debts are settled only while this runs.
+#[must_use = "debts are settled only while the driver runs"]
+pub struct GuardDriver {
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+}
+
+impl Guard {
+    /// A guard, and the driver that ends outages. `clock` is read for what is decided without the store.
+    pub fn new(engine: RedisEngine, config: GuardConfig, clock: Clock) -> (Self, GuardDriver) {
+        let local = MemoryEngine::new(config.local, clock.clone());
+        // The first limit of an engine is never one too many.
+        let ceiling = config.ceiling.and_then(|it| local.limiter("ceiling", Limit::TokenBucket(it)).ok());
+        let shared = Arc::new(Shared {
+            engine,
+            clock,
+            share: config.share,
+            local,
+            ceiling,
+            debts: Debts::default(),
+            used: AtomicBool::new(false),
+            used_at: AtomicU64::new(0),
+            zero: Instant::now(),
+            begun: Notify::new(),
+        });
+        let stop = CancellationToken::new();
+        let driver = GuardDriver { shared: Arc::clone(&shared), stop: stop.clone() };
+        (Self(Arc::new(Inner { shared, _stop: stop.drop_guard() })), driver)
+    }
+
+    /// A limiter over the keys of `scope` that always answers.
+    pub fn limiter(
+        &self,
+        scope: &str,
+        limit: Limit,
+        on_failure: OnFailure,
+    ) -> Result<GuardedLimiter, TooManyLimits> {
+        let limiter = self.engine().limiter(scope, limit);
+        Ok(GuardedLimiter {
+            guard: Arc::clone(&self.0),
+            local: self.0.shared.local.limiter(scope, limit)?,
+            limiter: match on_failure.deadline {
+                Some(deadline) => limiter.with_deadline(deadline),
+                None => limiter,
+            },
+            on_failure,
+        })
+    }
+
+    /// The engine that is guarded.
+    pub fn engine(&self) -> &RedisEngine {
+        &self.0.shared.engine
+    }
+
+    /// What it holds and has done. Looks into every part of a table: for reports, not for the way of a request.
+    pub fn stats(&self) -> GuardStats {
+        let shared = &self.0.shared;
+        let (debt, debt_settled, debt_lost) = shared.debts.permits();
+        GuardStats { local_keys: shared.local.stats().keys, debt, debt_settled, debt_lost }
+    }
+}
+
+/// A limit over the keys of a store. It always answers. Cheap to clone.
+#[derive(Clone)]
+pub struct GuardedLimiter {
+    guard: Arc<Inner>,
+    limiter: RedisLimiter,
+    /// With the whole limit: asks are made larger instead of the limit smaller.
+    local: MemoryLimiter,
+    on_failure: OnFailure,
+}
+
+impl GuardedLimiter {
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        self.limiter.limit()
+    }
+
+    /// Takes permits, perhaps after a delay that the caller accepts.
+    pub async fn acquire(&self, key: &str, ask: Ask) -> Verdict {
+        let why = match self.limiter.acquire(key, ask).await {
+            Ok(decision) => {
+                // What this node owes is taken before the next one asks.
+                self.guard.shared.debts.settle_one(&self.limiter, key).await;
+                return Verdict::exact(decision);
+            }
+            Err(why) => why,
+        };
+        let Some(mode) = self.mode_after(&why, ask) else { return Verdict::exact(self.impossible()) };
+        match mode {
+            FailureMode::Closed => self.closed(),
+            FailureMode::Open => self.open(),
+            FailureMode::Local => {
+                let verdict = self.scaled(ask, |ask| self.local.acquire(key, ask));
+                // What may have been taken is not taken twice.
+                if self.on_failure.settle && verdict.is_admitted() && !why.may_have_run() {
+                    self.guard.shared.debts.owe(&self.limiter, key, ask.cost);
+                }
+                verdict
+            }
+        }
+    }
+
+    /// The answer that [`GuardedLimiter::acquire`] would give, without taking anything.
+    pub async fn peek(&self, key: &str, ask: Ask) -> Verdict {
+        let why = match self.limiter.peek(key, ask).await {
+            Ok(decision) => return Verdict::exact(decision),
+            Err(why) => why,
+        };
+        match self.mode_after(&why, ask) {
+            None => Verdict::exact(self.impossible()),
+            Some(FailureMode::Closed) => self.closed(),
+            Some(FailureMode::Open) => Verdict { decision: self.untouched(), basis: Basis::Open },
+            Some(FailureMode::Local) => self.scaled(ask, |ask| self.local.peek(key, ask)),
+        }
+    }
+
+    /// Makes a key as good as new. Without the store that cannot be done.
+    pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
+        self.limiter.reset(key).await?;
+        self.guard.shared.debts.forgive(&self.limiter, key);
+        self.local.reset(key);
+        Ok(())
+    }
+
+    /// What happens to a check that was not decided. None: it could never be admitted, store or not.
+    fn mode_after(&self, why: &StoreError, ask: Ask) -> Option<FailureMode> {
+        self.guard.shared.note_use();
+        if ask.cost > self.limit().size() {
+            return None;
+        }
+        let overload = self.on_failure.mode == FailureMode::Open && why.is_overload();
+        Some(if overload { FailureMode::Local } else { self.on_failure.mode })
+    }
+
+    fn closed(&self) -> Verdict {
+        let outcome = Outcome::Denied { retry: CLOSED_RETRY };
+        Verdict { decision: Decision { outcome, remaining: 0, ..self.untouched() }, basis: Basis::Closed }
+    }
+
+    fn open(&self) -> Verdict {
+        let passed = self.guard.shared.ceiling.as_ref().map(|ceiling| ceiling.try_acquire("", 1));
+        let decision = match passed {
+            Some(Decision { outcome: outcome @ Outcome::Denied { .. }, reset, .. }) => {
+                Decision { outcome, remaining: 0, reset, ..self.untouched() }
+            }
+            Some(_) | None => self.untouched(),
+        };
+        Verdict { decision, basis: Basis::Open }
+    }
+
+    /// A decision for this node alone: each request counts as many times as there are nodes.
+    fn scaled(&self, ask: Ask, decide: impl FnOnce(Ask) -> Decision) -> Verdict {
+        let share = self.guard.shared.share();
+        let cost = share.weigh(ask.cost).min(self.limit().size());
+        let decision = decide(Ask { cost, ..ask });
+        let remaining = share.of(decision.remaining);
+        Verdict { decision: Decision { remaining, ..decision }, basis: Basis::Local }
+    }
+
+    /// An admission by a key that was never used.
+    fn untouched(&self) -> Decision {
+        let limit = self.limit().size();
+        let at = self.guard.shared.clock.now();
+        Decision { outcome: Outcome::NOW, limit, remaining: limit, reset: Micros::ZERO, at }
+    }
+
+    fn impossible(&self) -> Decision {
+        Decision { outcome: Outcome::Impossible, ..self.untouched() }
+    }
+}
+
+impl Shared {
+    /// This node's share of each limit: one of the nodes that were there when the store last said so.
+    fn share(&self) -> Share {
+        self.engine.nodes().map_or(self.share, Share::one_of)
+    }
+
+    fn note_use(&self) {
+        self.used_at.store(self.zero.elapsed().as_micros() as u64, Ordering::Relaxed);
+        if !self.used.swap(true, Ordering::Relaxed) {
+            self.begun.notify_one();
+        }
+    }
+
+    fn quiet_for(&self) -> Duration {
+        self.zero.elapsed().saturating_sub(Duration::from_micros(self.used_at.load(Ordering::Relaxed)))
+    }
+
+    /// Settles what is owed as soon as the store is well, and forgets the rest when the outage is over.
+    async fn end_outage(&self) {
+        loop {
+            sleep(LOOK_EVERY).await;
+            if self.engine.health().is_err() {
+                continue;
+            }
+            self.debts.settle_all().await;
+            if self.debts.is_empty() && self.quiet_for() >= FORGET_AFTER {
+                self.used.store(false, Ordering::Relaxed);
+                self.local.clear();
+                return;
+            }
+        }
+    }
+}
+
+impl GuardDriver {
+    /// Runs until all limiters and the guard are gone.
+    pub async fn run(self) {
+        let outages = async {
+            loop {
+                self.shared.begun.notified().await;
+                self.shared.end_outage().await;
+            }
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = outages => {}
+        }
+    }
+}
