@@ -8,14 +8,14 @@ use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tollgate::{Clock, Engine, MemoryEngine, RedisConfig, RedisEngine};
+use tollgate::{Clock, Engine, Guard, MemoryEngine, RedisConfig, RedisEngine};
 
 use crate::access::Access;
 use crate::config::{Config, Store};
 use crate::doors::actuator::Actuator;
 use crate::doors::rest::Rest;
 use crate::metrics::Metrics;
-use crate::serve::serve;
+use crate::serve::{Stopping, serve};
 use crate::telemetry;
 
 /// A service whose listeners are bound, so that its ports are known before it runs.
@@ -40,7 +40,7 @@ impl App {
             true => None,
             false => Some(listen(config.admin_listen, "admin.listen").await?),
         };
-        let engine = engine(&config.store, clock).await?;
+        let engine = engine(&config, clock).await?;
         Ok(Self { config, listener, admin, engine })
     }
 
@@ -65,10 +65,11 @@ impl App {
         let limiters: Result<Vec<_>, _> = config
             .limits
             .iter()
-            .map(|limit| engine.limiter(limit.algorithm().as_lowercase(), *limit))
+            .map(|(limit, on_failure)| engine.limiter(limit.algorithm().as_lowercase(), *limit, *on_failure))
             .collect();
         let local_only = admin.is_none();
-        let actuator = Actuator::new(Arc::clone(&metrics), engine.clone(), config.store.to_string());
+        let actuator =
+            Actuator::new(Arc::clone(&metrics), engine.clone(), config.store.to_string(), stop.clone());
         let (own_actuator, rest_actuator) =
             if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
         let rest = Arc::new(Rest {
@@ -76,16 +77,20 @@ impl App {
             access: Access::new(local_only, config.token_digests, config.trusted_callers),
             client_address: config.client_address,
             body_timeout: config.server.body_timeout,
+            closed_status: config.closed_status,
             metrics: Arc::clone(&metrics),
             actuator: rest_actuator,
         });
-        tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stop.clone()));
+        let stopping = Stopping { told: stop.clone(), ..Stopping::default() };
+        tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stopping.clone()));
         if let (Some(admin), Some(actuator)) = (admin, own_actuator) {
-            tasks.spawn(serve(admin, Arc::new(actuator), config.server, metrics, stop.clone()));
+            tasks.spawn(serve(admin, Arc::new(actuator), config.server, metrics, stopping.clone()));
         }
         tasks.close();
         stop.cancelled().await;
         tracing::info!("stopping: requests under way are finished first");
+        tokio::time::sleep(config.server.drain_delay).await;
+        stopping.closing.cancel();
         tasks.wait().await;
         tracing::info!("stopped");
         Ok(())
@@ -93,11 +98,13 @@ impl App {
 }
 
 /// The engine for a store. One that cannot be reached is tried again and again, unless it is required.
-async fn engine(store: &Store, clock: Clock) -> Result<Engine> {
-    match store {
+async fn engine(config: &Config, clock: Clock) -> Result<Engine> {
+    let guard = config.guard;
+    match &config.store {
         Store::Memory(memory) => Ok(Engine::Memory(MemoryEngine::new(*memory, clock))),
         Store::Redis { config, require } => {
-            let config = RedisConfig { clock: Some(clock).filter(Clock::is_manual), ..(**config).clone() };
+            let config =
+                RedisConfig { clock: Some(clock.clone()).filter(Clock::is_manual), ..(**config).clone() };
             let within = config.connect_timeout * 2;
             let (engine, driver) = RedisEngine::new(config);
             // Ends with the engine: decisions need it until the last request is answered.
@@ -105,7 +112,9 @@ async fn engine(store: &Store, clock: Clock) -> Result<Engine> {
             if *require {
                 engine.connected(within).await.context("the store is required (--require-store)")?;
             }
-            Ok(Engine::Redis(engine))
+            let (guard, driver) = Guard::new(engine, guard, clock);
+            tokio::spawn(driver.run());
+            Ok(Engine::Redis(guard))
         }
     }
 }
@@ -129,18 +138,28 @@ async fn sweep(engine: MemoryEngine, stop: CancellationToken) {
     }
 }
 
-/// Cancelled when the system asks the process to end.
-pub fn stop_on_signal() -> Result<CancellationToken> {
+/// What the system asks of the process.
+pub struct Signals {
+    /// To end, with everybody answered.
+    pub stop: CancellationToken,
+    /// To end at once: it was asked a second time.
+    pub hurry: CancellationToken,
+}
+
+/// Listens to SIGTERM and SIGINT.
+pub fn signals() -> Result<Signals> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = CancellationToken::new();
-    let told = stop.clone();
+    let (stop, hurry) = (CancellationToken::new(), CancellationToken::new());
+    let told = [stop.clone(), hurry.clone()];
     tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        for told in told {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            told.cancel();
         }
-        told.cancel();
     });
-    Ok(stop)
+    Ok(Signals { stop, hurry })
 }

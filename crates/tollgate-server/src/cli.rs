@@ -12,7 +12,7 @@ use clap_complete::Shell;
 use tokio::runtime::{Builder, Runtime};
 use tollgate::Clock;
 
-use crate::app::{App, stop_on_signal};
+use crate::app::{App, Signals, signals};
 use crate::config::{self, Config, Flags};
 
 /// Tollgate: an exact rate limiter.
@@ -137,7 +137,7 @@ fn runtime() -> Result<Runtime> {
 }
 
 async fn serve(config: Config) -> Result<ExitCode> {
-    let stop = stop_on_signal()?;
+    let Signals { stop, hurry } = signals()?;
     let store = config.store.to_string();
     let app = App::bind(config, Clock::system()).await?;
     let (api, admin) = (app.address()?, app.admin_address()?);
@@ -148,6 +148,9 @@ async fn serve(config: Config) -> Result<ExitCode> {
     }
     lines += &format!("Try: curl 'http://{api}/api/v1/rate-limit/check?key=user:123'\n");
     print(&lines)?;
-    app.run(stop).await?;
+    tokio::select! {
+        ran = app.run(stop) => ran?,
+        () = hurry.cancelled() => tracing::warn!("stopped at once, as it was asked a second time"),
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use tollgate::{AlgorithmName, Engine, StoreError};
+use tollgate::{AlgorithmName, Basis, BreakerState, Engine, GuardStats, ServerStatus, StoreError, Verdict};
 
 /// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
 const SECONDS: [f64; 12] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.25];
@@ -22,6 +22,7 @@ const SECONDS: [f64; 12] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3
 struct CheckLabels {
     algorithm: &'static str,
     allowed: &'static str,
+    basis: &'static str,
 }
 
 /// The counters of one kind of answer, looked up once.
@@ -33,8 +34,8 @@ struct Answers {
 /// All metrics of a process.
 pub(crate) struct Metrics {
     registry: Registry,
-    /// By algorithm, then denied or allowed.
-    answers: Vec<[Answers; 2]>,
+    /// By algorithm, then by basis, then denied or allowed.
+    answers: Vec<[[Answers; 2]; Basis::ALL.len()]>,
     /// Connections that are open.
     pub(crate) connections: Gauge,
     /// Connections that were closed at once because their address had too many.
@@ -47,7 +48,11 @@ impl Metrics {
         let mut registry =
             Registry::with_labels([("application".into(), "distributed-rate-limiter".into())].into_iter());
         let requests = Family::<CheckLabels, Counter>::default();
-        registry.register("rate_limiter_requests", "Checks, by algorithm and answer", requests.clone());
+        registry.register(
+            "rate_limiter_requests",
+            "Checks, by algorithm, answer and basis",
+            requests.clone(),
+        );
         let seconds = Family::<CheckLabels, Histogram, fn() -> Histogram>::new_with_constructor(|| {
             Histogram::new(SECONDS)
         });
@@ -58,12 +63,15 @@ impl Metrics {
             seconds.clone(),
         );
         let answers = AlgorithmName::ALL.map(|algorithm| {
-            ["false", "true"].map(|allowed| {
-                let labels = CheckLabels { algorithm: algorithm.as_str(), allowed };
-                Answers {
-                    requests: requests.get_or_create(&labels).clone(),
-                    seconds: seconds.get_or_create(&labels).clone(),
-                }
+            Basis::ALL.map(|basis| {
+                ["false", "true"].map(|allowed| {
+                    let (algorithm, basis) = (algorithm.as_str(), basis.as_str());
+                    let labels = CheckLabels { algorithm, allowed, basis };
+                    Answers {
+                        requests: requests.get_or_create(&labels).clone(),
+                        seconds: seconds.get_or_create(&labels).clone(),
+                    }
+                })
             })
         });
         let connections = Gauge::default();
@@ -82,8 +90,9 @@ impl Metrics {
 
     /// Counts one check.
     #[inline]
-    pub(crate) fn checked(&self, algorithm: AlgorithmName, allowed: bool, took: Duration) {
-        let answers = &self.answers[algorithm as usize][usize::from(allowed)];
+    pub(crate) fn checked(&self, algorithm: AlgorithmName, verdict: &Verdict, took: Duration) {
+        let by_basis = &self.answers[algorithm as usize][verdict.basis as usize];
+        let answers = &by_basis[usize::from(verdict.is_admitted())];
         answers.requests.inc();
         answers.seconds.observe(took.as_secs_f64());
     }
@@ -110,7 +119,8 @@ impl prometheus_client::collector::Collector for EngineCollector {
                 let help = "Keys dropped, before they were full again, to make room for others";
                 counter(&mut encoder, "tollgate_keys_evicted", help, stats.evicted)
             }
-            Engine::Redis(engine) => {
+            Engine::Redis(guard) => {
+                let engine = guard.engine();
                 let stats = engine.stats();
                 let up = u64::from(engine.health().is_ok());
                 gauge(
@@ -131,10 +141,43 @@ impl prometheus_client::collector::Collector for EngineCollector {
                     let counter = ConstCounter::new(failed);
                     counter.encode(failures.encode_family(&[("reason", class)])?)?;
                 }
-                Ok(())
+                encode_breakers(&mut encoder, &engine.servers())?;
+                let help = "Nodes that share the store, as it last said; 0 if it never has";
+                gauge(&mut encoder, "tollgate_nodes", help, u64::from(engine.nodes().unwrap_or(0)))?;
+                encode_guard(&mut encoder, &guard.stats())
             }
         }
     }
+}
+
+fn encode_breakers(encoder: &mut DescriptorEncoder, servers: &[ServerStatus]) -> Result<(), std::fmt::Error> {
+    let help = "Circuit breaker of a server of the store: 0 closed, 1 half-open, 2 open";
+    let mut states = encoder.encode_descriptor("tollgate_breaker_state", help, None, MetricType::Gauge)?;
+    for ServerStatus { server, breaker, .. } in servers {
+        let state: u64 = match breaker {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        };
+        ConstGauge::new(state).encode(states.encode_family(&[("server", &**server)])?)?;
+    }
+    let help = "How often the circuit breaker of a server has opened";
+    let mut opened = encoder.encode_descriptor("tollgate_breaker_opened", help, None, MetricType::Counter)?;
+    for status in servers {
+        ConstCounter::new(status.opened).encode(opened.encode_family(&[("server", &*status.server)])?)?;
+    }
+    Ok(())
+}
+
+fn encode_guard(encoder: &mut DescriptorEncoder, stats: &GuardStats) -> Result<(), std::fmt::Error> {
+    let help = "Keys that this node decides alone, while the store does not";
+    gauge(encoder, "tollgate_local_keys", help, stats.local_keys)?;
+    let help = "Permits admitted by this node alone that are still to be taken from the store's state";
+    gauge(encoder, "tollgate_debt_permits", help, stats.debt)?;
+    let help = "Permits that were taken from the store's state afterwards";
+    counter(encoder, "tollgate_debt_settled_permits", help, stats.debt_settled)?;
+    let help = "Permits that could not be taken from the store's state for sure, and are not any more";
+    counter(encoder, "tollgate_debt_lost_permits", help, stats.debt_lost)
 }
 
 fn gauge(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {

@@ -12,7 +12,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
@@ -21,7 +22,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -40,8 +41,20 @@ pub(crate) trait Door: Send + Sync + 'static {
 
 /// How long the loop waits when the system has no more sockets: until some connection has ended, most likely.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// How long a connection without a request stays when the service stops. Who sends one just then is still answered, and told
+/// that it was the last.
+const LINGER: Duration = Duration::from_millis(200);
 /// Bytes of a request's head, and of what is read ahead.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// How a service ends, in two steps.
+#[derive(Clone, Default)]
+pub(crate) struct Stopping {
+    /// It was told to stop: everybody is answered, and told that it was the last answer on this connection.
+    pub(crate) told: CancellationToken,
+    /// Nobody new is let in.
+    pub(crate) closing: CancellationToken,
+}
 
 /// Serves a door until told to stop, then lets the requests under way finish.
 pub(crate) async fn serve(
@@ -49,7 +62,7 @@ pub(crate) async fn serve(
     door: Arc<impl Door>,
     limits: Serving,
     metrics: SharedMetrics,
-    stop: CancellationToken,
+    stopping: Stopping,
 ) {
     let places = Arc::new(Semaphore::new(limits.max_connections));
     let addresses = Arc::new(Addresses { open: Mutex::default(), most: limits.max_connections_per_address });
@@ -57,7 +70,7 @@ pub(crate) async fn serve(
     loop {
         // A place first: connections beyond the limit wait in the system's queue.
         let accepted = tokio::select! {
-            () = stop.cancelled() => break,
+            () = stopping.closing.cancelled() => break,
             accepted = async {
                 let place = Arc::clone(&places).acquire_owned().await;
                 (place, listener.accept().await)
@@ -72,10 +85,10 @@ pub(crate) async fn serve(
             metrics.connections_refused.inc();
             continue;
         };
-        let (door, metrics, stop) = (Arc::clone(&door), Arc::clone(&metrics), stop.clone());
+        let (door, metrics, stopping) = (Arc::clone(&door), Arc::clone(&metrics), stopping.clone());
         connections.spawn(async move {
             metrics.connections.inc();
-            hold(stream, peer, door, limits, stop).await;
+            hold(stream, peer, door, limits, stopping).await;
             metrics.connections.dec();
             drop((place, guest));
         });
@@ -93,16 +106,19 @@ async fn hold(
     peer: SocketAddr,
     door: Arc<impl Door>,
     limits: Serving,
-    stop: CancellationToken,
+    stopping: Stopping,
 ) {
     // Answers are one small packet each; without this they would wait for a second one. Failing costs speed only.
     let _ = stream.set_nodelay(true);
     let progress = Arc::new(Progress::default());
     let service = service_fn(|request| {
         progress.enter(Phase::Answering);
-        let (door, progress) = (&door, &progress);
+        let (door, progress, told) = (&door, &progress, &stopping.told);
         async move {
-            let response = door.answer(request, peer.ip()).await;
+            let mut response = door.answer(request, peer.ip()).await;
+            if told.is_cancelled() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             progress.enter(Phase::Idle);
             Ok::<_, Infallible>(response)
         }
@@ -116,15 +132,18 @@ async fn hold(
     let mut watch = Watch::new(&progress, limits);
     let mut ticks = interval(watch.every());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut stopped = pin!(stop.cancelled());
-    let mut stopping = false;
+    let mut closing = pin!(async {
+        stopping.closing.cancelled().await;
+        sleep(LINGER).await;
+    });
+    let mut closed = false;
     loop {
         tokio::select! {
             biased;
             // An error is the client's: it left, or spoke no HTTP, and hyper has told it so.
             _ = connection.as_mut() => return,
-            () = stopped.as_mut(), if !stopping => {
-                stopping = true;
+            () = closing.as_mut(), if !closed => {
+                closed = true;
                 connection.as_mut().graceful_shutdown();
             }
             _ = ticks.tick() => if watch.is_over() { return },

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use tollgate::{Rate, parse_duration};
+use tollgate::{Rate, Share, parse_duration};
 
 /// Configuration of the Tollgate service.
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
@@ -23,6 +23,7 @@ pub(super) struct ConfigFile {
     pub admin: Admin,
     pub memory: Memory,
     pub redis: Redis,
+    pub guard: Guard,
     pub api: Api,
     pub client_address: Address,
     pub server: Server,
@@ -37,6 +38,7 @@ impl Default for ConfigFile {
             admin: Admin::default(),
             memory: Memory::default(),
             redis: Redis::default(),
+            guard: Guard::default(),
             api: Api::default(),
             client_address: Address::default(),
             server: Server::default(),
@@ -144,8 +146,83 @@ pub(super) struct Tls {
     pub key_file: Option<PathBuf>,
 }
 
+/// What happens while a store does not decide. Which of it a limit asks for is said by its `on_store_failure`.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Guard {
+    pub breaker: Breaker,
+    /// This node's share of a limit that it decides alone, while it is not known how many nodes there are.
+    pub local_share: ShareText,
+    /// Keys that are decided by this node alone, at most 48 bytes each.
+    pub local_max_keys: u64,
+    /// How many requests the whole node lets through while it fails open. None by default: all of them.
+    pub open_ceiling: Option<Ceiling>,
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self {
+            breaker: Breaker::default(),
+            local_share: ShareText(Share::HALF),
+            local_max_keys: 100_000,
+            open_ceiling: None,
+        }
+    }
+}
+
+/// When a server of the store that fails is left alone, and when it is asked again.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Breaker {
+    /// Percent of the last calls that have failed.
+    pub failure_rate_threshold: u32,
+    /// How many calls these are: 1 to 64.
+    pub sliding_window_size: u32,
+    /// How long the server is left alone, and up to a quarter more.
+    pub wait_duration_in_open_state: DurationText,
+    /// Calls, one after another, that must succeed before all go through again.
+    pub permitted_calls_in_half_open_state: u32,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self {
+            failure_rate_threshold: 50,
+            sliding_window_size: 10,
+            wait_duration_in_open_state: DurationText(Duration::from_millis(500)),
+            permitted_calls_in_half_open_state: 3,
+        }
+    }
+}
+
+/// A bucket of requests.
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Ceiling {
+    pub burst: u64,
+    pub rate: RateText,
+}
+
+impl Default for Ceiling {
+    fn default() -> Self {
+        Self { burst: 1_000, rate: RateText(Rate::per_second(1_000)) }
+    }
+}
+
+/// What happens to a check that the store does not decide.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnStoreFailure {
+    /// It is let through once the store has failed; if it only came too late, it is decided as with `local`.
+    Open,
+    /// It is refused.
+    Closed,
+    /// It is decided by this node alone, with its share of the limit.
+    Local,
+}
+
 /// The plain REST API.
-#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Api {
     pub defaults: Defaults,
@@ -153,6 +230,25 @@ pub(super) struct Api {
     pub token_file: Option<PathBuf>,
     /// Networks whose callers need no token.
     pub trusted_callers: Vec<NetworkText>,
+    /// For every limit that does not say it itself.
+    pub on_store_failure: OnStoreFailure,
+    /// Whether what `local` has admitted is taken from the store's state afterwards, into bounded debt.
+    pub settle_debt: bool,
+    /// The status of a check that is refused because the store does not decide: 503, or 429.
+    pub closed_status: u16,
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self {
+            defaults: Defaults::default(),
+            token_file: None,
+            trusted_callers: Vec::new(),
+            on_store_failure: OnStoreFailure::Open,
+            settle_debt: false,
+            closed_status: 503,
+        }
+    }
 }
 
 /// The limit of each algorithm.
@@ -173,11 +269,24 @@ pub(super) struct TokenBucketFields {
     pub capacity: u64,
     pub refill_rate: RateText,
     pub refill: Refill,
+    /// What happens if the store does not decide; as `api.on_store_failure` by default.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// As `api.settle_debt` by default.
+    pub settle_debt: Option<bool>,
+    /// For one check, in place of `redis.deadline`.
+    pub deadline: Option<DurationText>,
 }
 
 impl Default for TokenBucketFields {
     fn default() -> Self {
-        Self { capacity: 100, refill_rate: RateText(Rate::per_second(10)), refill: Refill::Greedy }
+        Self {
+            capacity: 100,
+            refill_rate: RateText(Rate::per_second(10)),
+            refill: Refill::Greedy,
+            on_store_failure: None,
+            settle_debt: None,
+            deadline: None,
+        }
     }
 }
 
@@ -197,11 +306,23 @@ pub(super) enum Refill {
 pub(super) struct LeakyBucketFields {
     pub size: u64,
     pub outflow: RateText,
+    /// What happens if the store does not decide; as `api.on_store_failure` by default.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// As `api.settle_debt` by default.
+    pub settle_debt: Option<bool>,
+    /// For one check, in place of `redis.deadline`.
+    pub deadline: Option<DurationText>,
 }
 
 impl Default for LeakyBucketFields {
     fn default() -> Self {
-        Self { size: 100, outflow: RateText(Rate::per_second(10)) }
+        Self {
+            size: 100,
+            outflow: RateText(Rate::per_second(10)),
+            on_store_failure: None,
+            settle_debt: None,
+            deadline: None,
+        }
     }
 }
 
@@ -212,11 +333,23 @@ pub(super) struct WindowFields {
     pub limit: RateText,
     /// Whether denied requests count too, up to the limit.
     pub count_denied: bool,
+    /// What happens if the store does not decide; as `api.on_store_failure` by default.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// As `api.settle_debt` by default.
+    pub settle_debt: Option<bool>,
+    /// For one check, in place of `redis.deadline`.
+    pub deadline: Option<DurationText>,
 }
 
 impl Default for WindowFields {
     fn default() -> Self {
-        Self { limit: RateText(Rate::per_minute(100)), count_denied: false }
+        Self {
+            limit: RateText(Rate::per_minute(100)),
+            count_denied: false,
+            on_store_failure: None,
+            settle_debt: None,
+            deadline: None,
+        }
     }
 }
 
@@ -231,11 +364,25 @@ pub(super) struct CounterFields {
     pub strict: bool,
     /// Whether denied requests count too, up to the limit.
     pub count_denied: bool,
+    /// What happens if the store does not decide; as `api.on_store_failure` by default.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// As `api.settle_debt` by default.
+    pub settle_debt: Option<bool>,
+    /// For one check, in place of `redis.deadline`.
+    pub deadline: Option<DurationText>,
 }
 
 impl Default for CounterFields {
     fn default() -> Self {
-        Self { limit: RateText(Rate::per_minute(100)), sub_buckets: None, strict: false, count_denied: false }
+        Self {
+            limit: RateText(Rate::per_minute(100)),
+            sub_buckets: None,
+            strict: false,
+            count_denied: false,
+            on_store_failure: None,
+            settle_debt: None,
+            deadline: None,
+        }
     }
 }
 
@@ -285,7 +432,10 @@ pub(super) struct Server {
     pub body_timeout: DurationText,
     /// Between two requests of a connection.
     pub idle_timeout: DurationText,
-    /// For the requests under way when the service is told to stop.
+    /// How long connections are still accepted after the service was told to stop, while its health says 503: the time that
+    /// load balancers need to look elsewhere.
+    pub drain_delay: DurationText,
+    /// For the requests under way after that.
     pub drain_timeout: DurationText,
 }
 
@@ -298,6 +448,7 @@ impl Default for Server {
             header_timeout: secs(5),
             body_timeout: secs(10),
             idle_timeout: secs(60),
+            drain_delay: secs(0),
             drain_timeout: secs(10),
         }
     }
@@ -338,6 +489,10 @@ pub(super) struct RateText(pub Rate);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DurationText(pub Duration);
 
+/// A fraction such as `1/2`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShareText(pub Share);
+
 /// An address to listen on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListenText(pub SocketAddr);
@@ -361,6 +516,14 @@ impl FromStr for DurationText {
         let micros = parse_duration(text)
             .ok_or_else(|| format!("expected a duration such as 500ms, 10s or 1m30s, not {text}"))?;
         Ok(Self(micros.into()))
+    }
+}
+
+impl FromStr for ShareText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|why: tollgate::ShareError| format!("{why}, not {text}"))
     }
 }
 
@@ -398,7 +561,7 @@ macro_rules! display_as_inner {
     };
 }
 
-display_as_inner!(RateText, ListenText, NetworkText);
+display_as_inner!(RateText, ShareText, ListenText, NetworkText);
 
 /// Texts that are parsed once, at the door.
 macro_rules! text {
@@ -440,6 +603,7 @@ text!(
 );
 text!(DurationText, "Duration", r"^([0-9]+(d|h|m|s|ms|us))+$", "Largest unit first: 500ms, 10s, 1m30s");
 
+text!(ShareText, "Share", r"^[0-9]+\s*(/\s*[0-9]+|%)?$", "A part of a whole: 1/2, 50%");
 text!(ListenText, "Listen", r"^.+:[0-9]+$", "Address and port: 127.0.0.1:8080, [::1]:8080");
 text!(
     NetworkText,

@@ -4,6 +4,7 @@
 //! each with the place it was made in.
 
 mod file;
+mod guard;
 mod layers;
 mod store;
 mod tree;
@@ -16,12 +17,12 @@ use std::time::Duration;
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use tollgate::{
-    FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig, RedisConfig,
-    SlidingCounter, SlidingLog, TokenBucket,
+    FixedWindow, GuardConfig, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig,
+    OnFailure, RedisConfig, SlidingCounter, SlidingLog, TokenBucket,
 };
 
 pub use self::file::{AddressHeader, LogFormat, schema};
-use self::file::{ConfigFile, Defaults, NetworkText, Refill};
+use self::file::{Api, ConfigFile, NetworkText, Refill};
 use self::layers::Layers;
 pub use self::tree::Position;
 
@@ -34,8 +35,12 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// Where the state is kept.
     pub store: Store,
-    /// The limits of the plain API, one for each algorithm.
-    pub limits: Vec<Limit>,
+    /// What happens while the store does not decide.
+    pub guard: GuardConfig,
+    /// The limits of the plain API, one for each algorithm, and what each asks of the guard.
+    pub limits: Vec<(Limit, OnFailure)>,
+    /// The status of a check that is refused because the store does not decide.
+    pub closed_status: u16,
     /// SHA-256 of the tokens that callers may show.
     pub token_digests: Vec<[u8; 32]>,
     /// Callers that need no token.
@@ -103,7 +108,9 @@ pub struct Serving {
     pub body_timeout: Duration,
     /// Between two requests.
     pub idle_timeout: Duration,
-    /// For requests under way when the service is told to stop.
+    /// For load balancers to look elsewhere, when the service is told to stop.
+    pub drain_delay: Duration,
+    /// For requests under way after that.
     pub drain_timeout: Duration,
 }
 
@@ -214,6 +221,9 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
             report(field, "at least 1ms".to_owned());
         }
     }
+    if ![503, 429].contains(&file.api.closed_status) {
+        report("api.closed_status", "503 or 429".to_owned());
+    }
     if file.log.level.parse::<tracing_subscriber::EnvFilter>().is_err() {
         report(
             "log.level",
@@ -231,7 +241,9 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         listen: file.listen.0,
         admin_listen: file.admin.listen.0,
         store: store::validate(file, report),
-        limits: limits(&file.api.defaults, report),
+        guard: guard::validate(&file.guard, report),
+        limits: limits(&file.api, report),
+        closed_status: file.api.closed_status,
         token_digests,
         trusted_callers: networks(&file.api.trusted_callers),
         client_address: ClientAddress {
@@ -245,6 +257,7 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
             header_timeout: file.server.header_timeout.0,
             body_timeout: file.server.body_timeout.0,
             idle_timeout: file.server.idle_timeout.0,
+            drain_delay: file.server.drain_delay.0,
             drain_timeout: file.server.drain_timeout.0,
         },
         log_level: file.log.level.clone(),
@@ -292,9 +305,11 @@ fn read_tokens(path: &Path) -> Result<Vec<[u8; 32]>, String> {
 /// A log keeps an entry for every admission: beyond this, a window belongs in a counter.
 const LOG_LIMIT_MAX: u64 = 100_000;
 
-fn limits(defaults: &Defaults, report: &mut dyn FnMut(&str, String)) -> Vec<Limit> {
+fn limits(api: &Api, report: &mut dyn FnMut(&str, String)) -> Vec<(Limit, OnFailure)> {
+    let defaults = &api.defaults;
     let bucket = &defaults.token_bucket;
     let leaky = &defaults.leaky_bucket;
+    let window = &defaults.fixed_window;
     let log = &defaults.sliding_window;
     let counter = &defaults.sliding_window_counter;
     let sub_buckets = counter.sub_buckets.unwrap_or(if counter.strict { 10 } else { 1 });
@@ -322,8 +337,8 @@ fn limits(defaults: &Defaults, report: &mut dyn FnMut(&str, String)) -> Vec<Limi
         ),
         (
             "api.defaults.fixed_window",
-            FixedWindow::new(defaults.fixed_window.limit.0)
-                .map(|it| Limit::FixedWindow(it.counting_denied(defaults.fixed_window.count_denied))),
+            FixedWindow::new(window.limit.0)
+                .map(|it| Limit::FixedWindow(it.counting_denied(window.count_denied))),
         ),
         (
             "api.defaults.sliding_window",
@@ -335,10 +350,20 @@ fn limits(defaults: &Defaults, report: &mut dyn FnMut(&str, String)) -> Vec<Limi
                 .map(|it| Limit::SlidingCounter(it.counting_denied(counter.count_denied))),
         ),
     ];
+    let on_failure = [
+        guard::on_failure(api, bucket.on_store_failure, bucket.settle_debt, bucket.deadline),
+        guard::on_failure(api, leaky.on_store_failure, leaky.settle_debt, leaky.deadline),
+        guard::on_failure(api, window.on_store_failure, window.settle_debt, window.deadline),
+        guard::on_failure(api, log.on_store_failure, log.settle_debt, log.deadline),
+        guard::on_failure(api, counter.on_store_failure, counter.settle_debt, counter.deadline),
+    ];
     let mut limits = Vec::with_capacity(made.len());
-    for (field, limit) in made {
+    for ((field, limit), on_failure) in made.into_iter().zip(on_failure) {
+        if on_failure.deadline.is_some_and(|deadline| deadline < Duration::from_millis(1)) {
+            report(&format!("{field}.deadline"), "at least 1ms".to_owned());
+        }
         match limit {
-            Ok(limit) => limits.push(limit),
+            Ok(limit) => limits.push((limit, on_failure)),
             Err(why) => report(field, why.to_string()),
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tollgate::{LogStorage, MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
 
-use super::Store;
 use super::file::{ConfigFile, SlidingLog};
+use super::{Store, guard};
 
 /// Connections to one server: more than the cores of any machine keep busy.
 const CONNECTIONS_MAX: usize = 64;
@@ -37,6 +37,7 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
     if redis.password.is_some() && redis.password_file.is_some() {
         report("redis.password_file", "there is a password already".to_owned());
     }
+    let breaker = guard::breaker(&file.guard.breaker, report);
     let mut read = |field: &str, path: &Option<std::path::PathBuf>| {
         path.as_deref().and_then(|path| read_bytes(path).map_err(|why| report(field, why)).ok())
     };
@@ -68,6 +69,7 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
         sentinel_username: redis.sentinel_username.clone(),
         sentinel_password: sentinel_password.map(|bytes| secret(&bytes)),
         tls: TlsConfig { ca, identity: cert.zip(key) },
+        breaker,
         remember_denials: redis.remember_denials.0,
         sliding_log: match redis.sliding_log {
             SlidingLog::SortedSet => LogStorage::SortedSet,

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 use tollgate::Engine;
 
 use super::problem::Problem;
@@ -22,11 +23,17 @@ pub(crate) struct Actuator {
     /// Its address, without secrets.
     store: String,
     started: Instant,
+    stop: CancellationToken,
 }
 
 impl Actuator {
-    pub(crate) fn new(metrics: SharedMetrics, engine: Engine, store: String) -> Self {
-        Self { metrics, engine, store, started: Instant::now() }
+    pub(crate) fn new(
+        metrics: SharedMetrics,
+        engine: Engine,
+        store: String,
+        stop: CancellationToken,
+    ) -> Self {
+        Self { metrics, engine, store, started: Instant::now(), stop }
     }
 
     /// The answer to a path below `/actuator/`.
@@ -47,9 +54,19 @@ impl Actuator {
         }
     }
 
+    /// The node answers by its contract, whether or not the store does; it is down only when it is about to stop.
     fn health(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
-        // The node answers by its contract, whether or not the store does.
-        text("application/json", r#"{"status":"UP"}"#.to_owned())
+        let stopping = self.stop.is_cancelled();
+        let mut health = json!({ "status": if stopping { "OUT_OF_SERVICE" } else { "UP" } });
+        let store = self.store();
+        if store["status"] != "UP" {
+            health["store"] = store;
+        }
+        let mut response = text("application/json", health.to_string());
+        if stopping {
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        response
     }
 
     fn info(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
@@ -62,19 +79,22 @@ impl Actuator {
     }
 
     fn store(&self) -> Value {
-        let health = match &self.engine {
-            Engine::Memory(_) => Ok(()),
-            Engine::Redis(engine) => engine.health(),
-        };
-        let failures: Vec<String> = match &self.engine {
-            Engine::Memory(_) => Vec::new(),
-            Engine::Redis(engine) => engine.recent_failures().iter().map(ToString::to_string).collect(),
-        };
-        match health {
-            Ok(()) if failures.is_empty() => json!({ "address": self.store, "status": "UP" }),
-            Ok(()) => json!({ "address": self.store, "status": "UP", "recentFailures": failures }),
-            Err(why) => json!({ "address": self.store, "status": "DOWN", "error": why.to_string() }),
+        let mut store = json!({ "address": self.store, "status": "UP" });
+        let Engine::Redis(guard) = &self.engine else { return store };
+        let engine = guard.engine();
+        if let Err(why) = engine.health() {
+            store["status"] = json!("DOWN");
+            store["error"] = json!(why.to_string());
         }
+        let failures: Vec<_> = engine.recent_failures().iter().map(ToString::to_string).collect();
+        if !failures.is_empty() {
+            store["recentFailures"] = json!(failures);
+        }
+        let breakers = engine.servers().into_iter();
+        let breakers = breakers.map(|it| (it.server.to_string(), json!(it.breaker.as_str()))).collect();
+        store["breakers"] = Value::Object(breakers);
+        store["nodes"] = json!(engine.nodes());
+        store
     }
 
     fn prometheus(&self, headers: &HeaderMap) -> Response<Full<Bytes>> {

@@ -40,6 +40,12 @@ impl Problem {
         }
     }
 
+    /// A reset that the store has not done.
+    pub(super) fn not_reset() -> Self {
+        let detail = "the limit was not reset: the store gave no answer; try again in a second";
+        Self { detail: detail.to_owned(), ..Self::closed() }
+    }
+
     /// A parameter that cannot be taken.
     pub(super) fn parameter(name: &str, why: impl std::fmt::Display) -> Self {
         let detail = format!("{name}: {why}");

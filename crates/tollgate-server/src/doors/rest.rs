@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Incoming};
-use tollgate::{AlgorithmName, Ask, Decision, Limiter, StoreError};
+use tollgate::{AlgorithmName, Ask, Basis, Limiter, Verdict};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, batch_items, from_json, from_query};
@@ -36,6 +36,8 @@ pub(crate) struct Rest {
     pub(crate) access: Access,
     pub(crate) client_address: ClientAddress,
     pub(crate) body_timeout: Duration,
+    /// Of a check that is refused because the store does not decide: 503 or 429.
+    pub(crate) closed_status: u16,
     pub(crate) metrics: SharedMetrics,
     pub(crate) actuator: Option<Actuator>,
 }
@@ -81,8 +83,11 @@ impl Rest {
     async fn check<B: Sync>(&self, request: &Request<B>, peer: IpAddr, asked: Asked<'_>) -> Answer {
         let key = self.key_of(request, peer, &asked);
         let limiter = self.limiter(&asked)?;
-        let decision = self.decide(limiter, &key, asked.ask()).await?;
-        Ok(check_response(&key, limiter, &decision))
+        let verdict = self.decide(limiter, &key, asked.ask()).await;
+        if verdict.basis == Basis::Closed && self.closed_status == 503 {
+            return Err(Problem::closed());
+        }
+        Ok(check_response(&key, limiter, &verdict))
     }
 
     async fn check_post(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
@@ -110,10 +115,8 @@ impl Rest {
         for (key, ask) in keys.iter().zip(&asked) {
             let limiter = self.limiter(ask)?;
             checks.push(async move {
-                match self.decide(limiter, key, ask.ask()).await {
-                    Ok(decision) => CheckAnswer::new(key, limiter, &decision),
-                    Err(_) => CheckAnswer::undecided(key, limiter),
-                }
+                let verdict = self.decide(limiter, key, ask.ask()).await;
+                CheckAnswer::new(key, limiter, &verdict)
             });
         }
         // All at once: a store is asked about different keys together, and about the same one in this order.
@@ -123,13 +126,16 @@ impl Rest {
 
     async fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
-        let decision = limiter.peek(&key, Ask::of(0)).await.map_err(|why| undecided(&why))?;
-        Ok(remaining_response(&key, limiter, &decision))
+        let verdict = limiter.peek(&key, Ask::of(0)).await;
+        if verdict.basis == Basis::Closed {
+            return Err(Problem::closed());
+        }
+        Ok(remaining_response(&key, limiter, &verdict))
     }
 
     async fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
-        limiter.reset(&key).await.map_err(|why| undecided(&why))?;
+        limiter.reset(&key).await.map_err(|_| Problem::not_reset())?;
         tracing::info!(%key, algorithm = %limiter.limit().algorithm(), "limit reset");
         Ok(reset_response(&key, limiter))
     }
@@ -176,13 +182,14 @@ impl Rest {
         Ok(limiter)
     }
 
-    async fn decide(&self, limiter: &Limiter, key: &str, ask: Ask) -> Result<Decision, Problem> {
+    async fn decide(&self, limiter: &Limiter, key: &str, ask: Ask) -> Verdict {
         let algorithm = limiter.limit().algorithm();
         let start = Instant::now();
-        let decision = limiter.acquire(key, ask).await.map_err(|why| undecided(&why))?;
-        self.metrics.checked(algorithm, decision.is_admitted(), start.elapsed());
-        tracing::debug!(key, %algorithm, allowed = decision.is_admitted(), remaining = decision.remaining, "checked");
-        Ok(decision)
+        let verdict = limiter.acquire(key, ask).await;
+        self.metrics.checked(algorithm, &verdict, start.elapsed());
+        let (allowed, remaining) = (verdict.is_admitted(), verdict.decision.remaining);
+        tracing::debug!(key, %algorithm, allowed, remaining, basis = verdict.basis.as_str(), "checked");
+        verdict
     }
 
     /// The whole body, if it is small enough and comes soon enough.
@@ -199,12 +206,6 @@ impl Rest {
             Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly")),
         }
     }
-}
-
-/// What the store said goes to the log: it names servers and keys, which are no caller's business.
-fn undecided(why: &StoreError) -> Problem {
-    tracing::debug!(%why, "not decided");
-    Problem::closed()
 }
 
 fn broken_json(why: &serde_json::Error) -> Problem {

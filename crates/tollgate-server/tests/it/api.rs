@@ -290,9 +290,9 @@ fn the_actuator_tells_how_the_service_is() {
     let plain = server.get("/actuator/prometheus");
     assert!(plain.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     for line in [
-        r#"rate_limiter_requests_total{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="true"} 2"#,
-        r#"rate_limiter_requests_total{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="false"} 1"#,
-        r#"rate_limiter_check_seconds_count{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="true"} 2"#,
+        r#"rate_limiter_requests_total{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="true",basis="exact"} 2"#,
+        r#"rate_limiter_requests_total{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="false",basis="exact"} 1"#,
+        r#"rate_limiter_check_seconds_count{application="distributed-rate-limiter",algorithm="TOKEN_BUCKET",allowed="true",basis="exact"} 2"#,
         match server.store {
             None => r#"tollgate_keys{application="distributed-rate-limiter"} 1"#,
             Some(_) => {

@@ -29,7 +29,7 @@ fn nothing_said_means_the_defaults() {
         let config = load(yaml, &[], None).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
         assert!(matches!(config.store, Store::Memory(memory) if memory.max_keys == 1_000_000));
-        assert_eq!(config.limits.iter().map(tollgate::Limit::size).collect::<Vec<_>>(), [100; 5]);
+        assert_eq!(config.limits.iter().map(|(limit, _)| limit.size()).collect::<Vec<_>>(), [100; 5]);
     }
 }
 

@@ -23,6 +23,7 @@ impl Node {
         // What is taken stays taken, and a busy machine is no fault.
         command.env("TOLLGATE_API__DEFAULTS__TOKEN_BUCKET__REFILL_RATE", "1/1h");
         command.env("TOLLGATE_REDIS__DEADLINE", "5s");
+        command.env("TOLLGATE_API__ON_STORE_FAILURE", "closed");
         let process = Process::start(&command);
         wait_until("the node listens", || std::net::TcpStream::connect(address).is_ok());
         Self { process, address }
@@ -95,7 +96,9 @@ fn a_store_that_is_not_there_is_said_and_waited_for_or_required() {
     let info = node.get("/actuator/info");
     assert_eq!(info.json()["store"]["status"], "DOWN");
     assert!(!info.body.contains("s3cret"));
-    assert_eq!(node.get("/actuator/health").status, 200, "the node answers by its contract");
+    let health = node.get("/actuator/health");
+    assert_eq!(health.status, 200, "the node answers by its contract");
+    assert_eq!((&health.json()["status"], &health.json()["store"]["status"]), (&"UP".into(), &"DOWN".into()));
 
     let start = Instant::now();
     let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))

@@ -103,12 +103,20 @@ pub struct GuardConfig {
     pub local: MemoryConfig,
     /// How many requests the whole node lets through in mode `Open`.
     pub ceiling: Option<TokenBucket>,
+    /// An outage is over when the store was well and has decided everything for so long. Then what was decided here is
+    /// forgotten. Sooner, and a store that stutters would give every key a fresh share at each stutter.
+    pub forget_after: Duration,
 }
 
 impl Default for GuardConfig {
-    /// One half, 100,000 keys (5 MB), no ceiling.
+    /// One half, 100,000 keys (5 MB), no ceiling, ten seconds.
     fn default() -> Self {
-        Self { share: Share::HALF, local: MemoryConfig { max_keys: 100_000 }, ceiling: None }
+        Self {
+            share: Share::HALF,
+            local: MemoryConfig { max_keys: 100_000 },
+            ceiling: None,
+            forget_after: Duration::from_secs(10),
+        }
     }
 }
 
@@ -129,9 +137,6 @@ pub struct GuardStats {
 const CLOSED_RETRY: Micros = Micros::from_secs(1);
 /// How often is looked whether an outage is over, while there is one.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// An outage is over when the store was well and everything was decided by it for so long. Then what was decided here is
-/// forgotten. Sooner, and a store that stutters would give every key a fresh share at each stutter.
-const FORGET_AFTER: Duration = Duration::from_secs(10);
 
 /// An engine on a store, and what answers in its place. Clones share it.
 #[derive(Clone)]
@@ -152,6 +157,7 @@ struct Shared {
     engine: RedisEngine,
     clock: Clock,
     share: Share,
+    forget_after: Duration,
     local: MemoryEngine,
     ceiling: Option<MemoryLimiter>,
     debts: Debts,
@@ -180,6 +186,7 @@ impl Guard {
             engine,
             clock,
             share: config.share,
+            forget_after: config.forget_after,
             local,
             ceiling,
             debts: Debts::default(),
@@ -360,7 +367,7 @@ impl Shared {
                 continue;
             }
             self.debts.settle_all().await;
-            if self.debts.is_empty() && self.quiet_for() >= FORGET_AFTER {
+            if self.debts.is_empty() && self.quiet_for() >= self.forget_after {
                 self.used.store(false, Ordering::Relaxed);
                 self.local.clear();
                 return;

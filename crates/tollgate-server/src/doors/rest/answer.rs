@@ -5,7 +5,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, InvalidHeaderValue, 
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
-use tollgate::{Decision, Limiter, Micros};
+use tollgate::{Decision, Limiter, Micros, Verdict};
 
 /// The body of a check.
 #[derive(Serialize)]
@@ -26,16 +26,13 @@ pub(super) struct CheckAnswer<'a> {
 const X_RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-pub(super) const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
+const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// On what ground it was decided: the whole state was known, or it could not be asked for.
-pub(super) const EXACT: &str = "exact";
-pub(super) const CLOSED: &str = "closed";
-
 impl<'a> CheckAnswer<'a> {
-    pub(super) fn new(key: &'a str, limiter: &Limiter, decision: &Decision) -> Self {
+    pub(super) fn new(key: &'a str, limiter: &Limiter, verdict: &Verdict) -> Self {
+        let decision = &verdict.decision;
         let allowed = decision.is_admitted();
         Self {
             allowed,
@@ -46,24 +43,8 @@ impl<'a> CheckAnswer<'a> {
             retry_after_seconds: retry_after_secs(decision),
             message: if allowed { "Request allowed" } else { "Rate limit exceeded" },
             limit: decision.limit,
-            basis: EXACT,
+            basis: verdict.basis.as_str(),
             delay_millis: decision.outcome.delay().as_millis_ceil(),
-        }
-    }
-
-    /// A check that could not be decided, among others that could.
-    pub(super) fn undecided(key: &'a str, limiter: &Limiter) -> Self {
-        Self {
-            allowed: false,
-            key,
-            algorithm: limiter.limit().algorithm().as_str(),
-            remaining: 0,
-            reset_after_seconds: 0,
-            retry_after_seconds: 1,
-            message: "Rate limit could not be checked",
-            limit: limiter.limit().size(),
-            basis: CLOSED,
-            delay_millis: 0,
         }
     }
 }
@@ -74,14 +55,15 @@ fn retry_after_secs(decision: &Decision) -> u64 {
 }
 
 /// 200 or 429, with everything a client can go by.
-pub(super) fn check_response(key: &str, limiter: &Limiter, decision: &Decision) -> Response<Full<Bytes>> {
+pub(super) fn check_response(key: &str, limiter: &Limiter, verdict: &Verdict) -> Response<Full<Bytes>> {
+    let decision = &verdict.decision;
     let mut body = Vec::with_capacity(256 + key.len());
     // Texts and numbers: this does not fail.
-    let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, decision));
+    let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, verdict));
     let mut response = json_response(body);
     let headers = response.headers_mut();
     standing_headers(headers, limiter, decision);
-    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(EXACT));
+    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis.as_str()));
     if !decision.is_admitted() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
@@ -99,8 +81,9 @@ struct RemainingAnswer<'a> {
     reset_after_seconds: u64,
 }
 
-/// Where a key stands. `decision` is one that took nothing.
-pub(super) fn remaining_response(key: &str, limiter: &Limiter, decision: &Decision) -> Response<Full<Bytes>> {
+/// Where a key stands. `verdict` is one that took nothing.
+pub(super) fn remaining_response(key: &str, limiter: &Limiter, verdict: &Verdict) -> Response<Full<Bytes>> {
+    let decision = &verdict.decision;
     let answer = RemainingAnswer {
         key,
         algorithm: limiter.limit().algorithm().as_str(),
@@ -109,7 +92,9 @@ pub(super) fn remaining_response(key: &str, limiter: &Limiter, decision: &Decisi
         reset_after_seconds: decision.reset.as_secs_ceil(),
     };
     let mut response = json_response(serde_json::to_vec(&answer).unwrap_or_default());
-    standing_headers(response.headers_mut(), limiter, decision);
+    let headers = response.headers_mut();
+    standing_headers(headers, limiter, decision);
+    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis.as_str()));
     response
 }
 

@@ -1,0 +1,299 @@
+//! Every check is answered, whatever becomes of the store: by the limit's own choice, and it says so.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tollgate::{
+    Ask, Basis, BreakerState, Clock, FailureMode, Guard, GuardConfig, GuardedLimiter, Limit, Micros,
+    OnFailure, Outcome, Rate, RedisConfig, Share, StoreError, TokenBucket,
+};
+use tollgate_testkit::RedisServer;
+
+use crate::run;
+use crate::store::engine_with;
+
+/// A bucket of 100 that hardly refills: what is taken stays taken.
+fn slow() -> Limit {
+    Limit::TokenBucket(TokenBucket::new(100, "1/1h".parse().unwrap()).unwrap())
+}
+
+fn guard_with(url: &str, config: GuardConfig, set: impl FnOnce(&mut RedisConfig)) -> Guard {
+    let (guard, driver) = Guard::new(engine_with(url, set), config, Clock::system());
+    tokio::spawn(driver.run());
+    guard
+}
+
+fn limiter(guard: &Guard, mode: FailureMode) -> GuardedLimiter {
+    guard.limiter("token_bucket", slow(), OnFailure { mode, ..OnFailure::default() }).unwrap()
+}
+
+async fn take(limiter: &GuardedLimiter, permits: u64) -> (bool, Basis, u64) {
+    let verdict = limiter.acquire("user:1", Ask::of(permits)).await;
+    (verdict.is_admitted(), verdict.basis, verdict.decision.remaining)
+}
+
+/// Waits for something that real programs bring about.
+async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true().await {
+        assert!(start.elapsed() < Duration::from_secs(10), "waited until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn each_limit_has_its_own_choice_and_every_answer_says_its_ground() {
+    run(async {
+        let mut server = RedisServer::build().tcp().start();
+        let guard = guard_with(&format!("redis://{}", server.tcp_address()), GuardConfig::default(), |_| ());
+        let [open, closed, local] =
+            [FailureMode::Open, FailureMode::Closed, FailureMode::Local].map(|mode| limiter(&guard, mode));
+        assert_eq!(take(&open, 40).await, (true, Basis::Exact, 60));
+        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        server.kill();
+        until("the breaker is open", async || {
+            take(&closed, 1).await;
+            guard.engine().servers()[0].breaker == BreakerState::Open
+        })
+        .await;
+        for _ in 0..3 {
+            assert_eq!(take(&open, 100).await, (true, Basis::Open, 100), "as if nothing was used");
+        }
+        let verdict = closed.acquire("user:1", Ask::of(1)).await;
+        assert_eq!((verdict.basis, verdict.decision.remaining), (Basis::Closed, 0));
+        assert_eq!(verdict.decision.outcome, Outcome::Denied { retry: Micros::from_secs(1) });
+        // The only node has the whole limit.
+        assert_eq!(take(&local, 70).await, (true, Basis::Local, 30));
+        assert_eq!(take(&local, 40).await, (false, Basis::Local, 30));
+        assert_eq!(take(&local, 30).await, (true, Basis::Local, 0));
+        // Looking takes nothing, and says its ground as well.
+        assert_eq!(local.peek("user:1", Ask::of(0)).await.decision.remaining, 0);
+        assert_eq!(local.peek("user:2", Ask::of(0)).await.decision.remaining, 100);
+        assert_eq!(open.peek("user:1", Ask::of(0)).await.basis, Basis::Open);
+        assert_eq!(closed.peek("user:1", Ask::of(0)).await.basis, Basis::Closed);
+        // What could never be admitted is not, store or no store.
+        for limiter in [&open, &closed, &local] {
+            assert_eq!(limiter.acquire("user:1", Ask::of(101)).await.decision.outcome, Outcome::Impossible);
+        }
+        assert!(matches!(open.reset("user:1").await, Err(StoreError::BreakerOpen { .. })));
+        server.restart();
+        until("all is exact again", async || take(&open, 1).await.1 == Basis::Exact).await;
+        until("the breaker is closed", async || {
+            take(&open, 1).await;
+            guard.engine().servers()[0].breaker == BreakerState::Closed
+        })
+        .await;
+        assert_eq!(take(&local, 1).await.1, Basis::Exact);
+        assert!(guard.engine().health().is_ok());
+    });
+}
+
+#[test]
+fn nodes_that_know_of_each_other_share_the_limit() {
+    run(async {
+        let mut server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let guards = [(); 3].map(|()| guard_with(&url, GuardConfig::default(), |_| ()));
+        until("all have heard of all", async || guards.iter().all(|it| it.engine().nodes() == Some(3))).await;
+        server.kill();
+        for guard in &guards {
+            let local = limiter(guard, FailureMode::Local);
+            let mut admitted = 0;
+            while take(&local, 1).await.0 {
+                admitted += 1;
+            }
+            assert_eq!(admitted, 33);
+        }
+    });
+}
+
+#[test]
+fn a_node_that_knows_of_nobody_takes_the_configured_share() {
+    run(async {
+        let mut server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        server.kill();
+        let admitted_with = async |share: Share, permits| {
+            let config = GuardConfig { share, ..GuardConfig::default() };
+            let local = limiter(&guard_with(&url, config, |_| ()), FailureMode::Local);
+            let mut admitted = 0;
+            while take(&local, permits).await.0 {
+                admitted += permits;
+            }
+            admitted
+        };
+        assert_eq!(admitted_with(Share::HALF, 1).await, 50);
+        assert_eq!(admitted_with("30%".parse().unwrap(), 1).await, 25, "a permit weighs four, rounded up");
+        assert_eq!(admitted_with("30%".parse().unwrap(), 3).await, 30);
+        // What is more than the share but not more than the limit is admitted once, not never.
+        assert_eq!(admitted_with(Share::HALF, 80).await, 80);
+    });
+}
+
+#[test]
+fn a_node_that_fails_open_can_have_a_ceiling() {
+    run(async {
+        let mut server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        server.kill();
+        let ceiling = TokenBucket::new(10, "1/1h".parse().unwrap()).ok();
+        let guard = guard_with(&url, GuardConfig { ceiling, ..GuardConfig::default() }, |_| ());
+        let open = limiter(&guard, FailureMode::Open);
+        for _ in 0..10 {
+            assert_eq!(take(&open, 7).await, (true, Basis::Open, 100));
+        }
+        let verdict = open.acquire("user:2", Ask::of(1)).await;
+        assert_eq!((verdict.is_admitted(), verdict.basis), (false, Basis::Open));
+        assert!(verdict.decision.outcome.retry() > Micros::from_secs(3_000), "{verdict:?}");
+    });
+}
+
+#[test]
+fn who_only_comes_too_late_buys_no_free_pass() {
+    run(async {
+        let server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let guard = guard_with(&url, GuardConfig::default(), |config| {
+            config.deadline = Duration::from_millis(20);
+        });
+        until("the store decides", async || {
+            take(&limiter(&guard, FailureMode::Closed), 1).await.1 == Basis::Exact
+        })
+        .await;
+        let open = limiter(&guard, FailureMode::Open);
+        server.pause();
+        let mut grounds = Vec::new();
+        until("the breaker is open", async || {
+            grounds.push(take(&open, 1).await.1);
+            grounds.last() == Some(&Basis::Open)
+        })
+        .await;
+        let late = grounds.iter().take_while(|basis| **basis == Basis::Local).count();
+        assert!((1..=5).contains(&late) && late + 1 == grounds.len(), "{grounds:?}");
+        server.resume();
+        until("all is exact again", async || take(&open, 0).await.1 == Basis::Exact).await;
+    });
+}
+
+#[test]
+fn a_limit_can_have_a_deadline_of_its_own_that_does_not_count_against_the_server() {
+    run(async {
+        let server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let guard = guard_with(&url, GuardConfig::default(), |config| {
+            config.deadline = Duration::from_secs(3_600);
+        });
+        let hasty = OnFailure { deadline: Some(Duration::from_millis(5)), ..OnFailure::default() };
+        let hasty = guard.limiter("token_bucket", slow(), hasty).unwrap();
+        until("the store decides", async || take(&hasty, 1).await.1 == Basis::Exact).await;
+        server.pause();
+        for _ in 0..20 {
+            assert_eq!(take(&hasty, 1).await.1, Basis::Local);
+        }
+        assert_eq!(guard.engine().servers()[0].breaker, BreakerState::Closed);
+        server.resume();
+        until("all is exact again", async || take(&hasty, 0).await.1 == Basis::Exact).await;
+    });
+}
+
+/// While it has no replicas, and wants some, a server answers without deciding.
+fn refuse_writes(server: &RedisServer, refuse: bool) {
+    server.cli(&["CONFIG", "SET", "min-replicas-to-write", if refuse { "1" } else { "0" }]);
+}
+
+#[test]
+fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for_it() {
+    run(async {
+        let server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let guard = guard_with(&url, GuardConfig::default(), |_| ());
+        let on_failure = OnFailure { mode: FailureMode::Local, settle: true, ..OnFailure::default() };
+        let settling = guard.limiter("settling", slow(), on_failure).unwrap();
+        let forgetting = limiter(&guard, FailureMode::Local);
+        assert_eq!(take(&settling, 10).await, (true, Basis::Exact, 90));
+        assert_eq!(take(&forgetting, 10).await, (true, Basis::Exact, 90));
+        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        refuse_writes(&server, true);
+        for _ in 0..20 {
+            assert_eq!(take(&settling, 1).await.1, Basis::Local);
+            assert_eq!(take(&forgetting, 1).await.1, Basis::Local);
+        }
+        assert_eq!(guard.stats().debt, 20);
+        refuse_writes(&server, false);
+        // Nobody has to ask for it.
+        until("the debt is settled", async || guard.stats().debt == 0).await;
+        assert_eq!((guard.stats().debt_settled, guard.stats().debt_lost), (20, 0));
+        let remaining = async |limiter: &GuardedLimiter| {
+            let verdict = limiter.peek("user:1", Ask::of(0)).await;
+            (verdict.basis == Basis::Exact).then_some(verdict.decision.remaining)
+        };
+        until("the breaker is closed", async || remaining(&forgetting).await.is_some()).await;
+        assert_eq!((remaining(&settling).await, remaining(&forgetting).await), (Some(70), Some(90)));
+        // A second outage owes nothing of the first.
+        refuse_writes(&server, true);
+        until("it is decided alone", async || take(&settling, 1).await.1 == Basis::Local).await;
+        refuse_writes(&server, false);
+        until("the debt is settled", async || guard.stats().debt == 0).await;
+        until("the breaker is closed", async || remaining(&settling).await.is_some()).await;
+        let taken = guard.stats().debt_settled;
+        assert_eq!(remaining(&settling).await, Some(90 - taken));
+    });
+}
+
+#[test]
+fn what_was_decided_alone_is_forgotten_when_the_outage_is_over() {
+    run(async {
+        let server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let config = GuardConfig { forget_after: Duration::from_millis(50), ..GuardConfig::default() };
+        let guard = guard_with(&url, config, |_| ());
+        let local = limiter(&guard, FailureMode::Local);
+        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        for _ in 0..2 {
+            refuse_writes(&server, true);
+            until("it is decided alone", async || take(&local, 1).await.1 == Basis::Local).await;
+            until("the share is used up", async || !take(&local, 1).await.0).await;
+            assert_eq!(guard.stats().local_keys, 1);
+            refuse_writes(&server, false);
+            until("it is forgotten", async || {
+                local.peek("user:1", Ask::of(0)).await;
+                guard.stats().local_keys == 0
+            })
+            .await;
+            until("all is exact again", async || {
+                local.peek("user:1", Ask::of(0)).await.basis == Basis::Exact
+            })
+            .await;
+        }
+    });
+}
+
+#[test]
+fn beyond_what_may_wait_callers_are_answered_at_once() {
+    run(async {
+        let server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let guard = guard_with(&url, GuardConfig::default(), |_| ());
+        let closed = limiter(&guard, FailureMode::Closed);
+        let large = Limit::TokenBucket(TokenBucket::new(1_000_000, Rate::per_second(1)).unwrap());
+        let open = guard.limiter("large", large, OnFailure::default()).unwrap();
+        assert_eq!(take(&closed, 1).await.1, Basis::Exact);
+        server.pause();
+        // The deadline is ten seconds: the server is still silent when those who may not wait are answered.
+        let waiting = join_all((0..20_000).map(|_| open.acquire("hot", Ask::of(1))));
+        let mut waiting = std::pin::pin!(waiting);
+        let overloaded = || {
+            let class = StoreError::CLASSES.iter().position(|class| *class == "overloaded").unwrap();
+            guard.engine().stats().failed[class]
+        };
+        tokio::select! {
+            _ = &mut waiting => panic!("some must wait"),
+            () = until("some are answered", async || overloaded() > 0) => {}
+        }
+        assert_eq!(overloaded(), 20_000 - 16_384 - 1);
+        server.resume();
+        let verdicts = waiting.await;
+        let on = |basis| verdicts.iter().filter(|verdict| verdict.basis == basis).count() as u64;
+        assert_eq!((on(Basis::Local), on(Basis::Exact)), (overloaded(), 16_385));
+    });
+}
