@@ -156,6 +156,27 @@ fn a_store_is_checked_before_it_is_asked() {
         ("redis: { connections: 0 }", vec![], "redis.connections: between 1 and 64"),
         ("redis: { tls: { cert_file: /nowhere } }", vec![], "redis.tls: cert_file and key_file go together"),
         ("redis: { password_file: /nowhere }", vec![], "redis.password_file: /nowhere cannot be read"),
+        (
+            "guard: { breaker: { failure_rate_threshold: 0 } }",
+            vec![],
+            "guard.breaker.failure_rate_threshold: the failure rate must be from 1 to 100",
+        ),
+        (
+            "guard: { breaker: { sliding_window_size: 65 } }",
+            vec![],
+            "sliding_window_size: the window must be",
+        ),
+        ("guard: { breaker: { permitted_calls_in_half_open_state: 0 } }", vec![], "at least 1 probe"),
+        ("guard: { local_share: 3/2 }", vec![], "guard.local_share: must be a fraction such as 1/2"),
+        ("guard: { local_max_keys: 0 }", vec![], "guard.local_max_keys: at least 1"),
+        ("guard: { open_ceiling: { burst: 0 } }", vec![], "file:1:10: guard.open_ceiling: "),
+        ("api: { closed_status: 500 }", vec![], "api.closed_status: 503 or 429"),
+        ("api: { on_store_failure: fall }", vec![], "api.on_store_failure: "),
+        (
+            "api: { defaults: { fixed_window: { deadline: 0ms } } }",
+            vec![],
+            "api.defaults.fixed_window.deadline: at least 1ms",
+        ),
     ] {
         let found = mistakes(yaml, &variables).join("\n");
         assert!(found.contains(mistake), "{found}");

@@ -10,6 +10,7 @@ mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod nodes; // many nodes on one store
+mod outages; // a store that is gone
 mod serving; // slow, idle, greedy and leaving clients
 
 mod server; // what the others share
