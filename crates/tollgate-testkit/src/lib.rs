@@ -1,6 +1,7 @@
 //! What Tollgate's tests share: real servers on free ports that stop with the test, and seeded randomness.
 
 mod cluster;
+mod excess;
 mod port;
 mod process;
 mod program;
@@ -10,14 +11,17 @@ mod replication;
 mod resp;
 mod sentinel;
 mod tls;
+mod usage;
 
 pub use cluster::Cluster;
+pub use excess::{Bound, Excess};
 pub use process::{Process, wait_at_most, wait_until};
 pub use program::ServerProgram;
 pub use random::Random;
 pub use redis::{RedisServer, RedisServerBuilder};
 pub use sentinel::SentinelTrio;
 pub use tls::{CertificateFiles, TlsFiles};
+pub use usage::Usage;
 
 /// How much more a long run does than an ordinary one: `TESTS_LONG=1`, as `cargo xtask test --long` sets it.
 pub fn long_or<T>(long: T, ordinary: T) -> T {

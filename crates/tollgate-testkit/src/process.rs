@@ -1,6 +1,7 @@
 //! A program that runs as long as the test does, and no longer.
 
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ impl Process {
     /// # Panics
     /// If there is no such program: `cargo xtask test` installs what the tests need.
     pub fn start(command: &Command) -> Self {
-        Self::start_with(command, Stdio::null(), Stdio::null())
+        Self::start_with(&[], command, Stdio::null(), Stdio::null())
     }
 
     /// Starts a program that writes all it prints to the end of a file.
@@ -28,16 +29,26 @@ impl Process {
     /// # Panics
     /// If there is no such program, or the file cannot be written.
     pub fn start_with_log(command: &Command, log: &Path) -> Self {
-        let open = || File::options().create(true).append(true).open(log).expect("the log can be written");
-        Self::start_with(command, open().into(), open().into())
+        Self::start_with(&[], command, open(log), open(log))
     }
 
-    fn start_with(command: &Command, output: Stdio, errors: Stdio) -> Self {
+    /// Like [`Self::start_with_log`], but the program may have no more than so many files and sockets open at once.
+    ///
+    /// # Panics
+    /// If there is no such program, or the file cannot be written.
+    pub fn start_with_files_max(command: &Command, log: &Path, files_max: u32) -> Self {
+        let limit = format!("--nofile={files_max}:{files_max}");
+        Self::start_with(&["prlimit", &limit], command, open(log), open(log))
+    }
+
+    /// Starts a program through another one, which changes itself and then becomes it.
+    fn start_with(through: &[&str], command: &Command, output: Stdio, errors: Stdio) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
         // `setpriv` asks the system to kill the program when the thread that started it ends, so the thread must be one
         // that lives as long as the program.
         let mut guarded = Command::new("setpriv");
-        guarded.args(["--pdeathsig", "KILL"]).arg(command.get_program()).args(command.get_args());
+        guarded.args(["--pdeathsig", "KILL"]).args(through);
+        guarded.arg(command.get_program()).args(command.get_args());
         if let Some(directory) = command.get_current_dir() {
             guarded.current_dir(directory);
         }
@@ -87,6 +98,31 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// Asks it to end by itself (`SIGTERM`), and does not wait.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Waits until it ends by itself, and gives back its exit code: as shells have it, 128 and the signal's number if
+    /// a signal ended it. None if it still runs after so long.
+    pub fn wait_for_end(&mut self, within: Duration) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            let status =
+                self.child.try_wait().unwrap_or_else(|why| panic!("cannot watch {}: {why}", self.name));
+            if let Some(status) = status {
+                return status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+            }
+            if start.elapsed() >= within {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Stops it where it stands: its connections stay open, and nothing answers on them.
     ///
     /// # Panics
@@ -123,6 +159,10 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+fn open(log: &Path) -> Stdio {
+    File::options().create(true).append(true).open(log).expect("the log can be written").into()
 }
 
 fn is_running(id: u32) -> bool {

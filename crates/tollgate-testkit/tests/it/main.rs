@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod cluster; // elections and slots on the move
+mod excess; // what counts as too much, in any interval
+mod process; // how a program is held, ended and looked at
 mod redis; // one server: where it listens, what it survives, how it ends
 mod sentinel; // elections among three stores
 mod tls; // who is let in
