@@ -1,0 +1,272 @@
+//! What was promised, and what was seen: claims about one run.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+
+use serde::Serialize;
+
+use crate::record::{Ground, Record};
+use crate::rig::{Run, SHARERS};
+use crate::traffic::{LIMITS, RATE, TestLimit};
+
+/// What a claim is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Kind {
+    /// What was decided, and on what ground. Holds on every machine.
+    Decision,
+    /// How fast, or how much of the machine. Holds on one that is not busy with other work.
+    Measure,
+    /// For the record.
+    Note,
+}
+
+/// Something that was promised, and what was seen.
+#[derive(Clone, Debug, Serialize)]
+pub struct Claim {
+    /// What it is about.
+    pub kind: Kind,
+    /// What was promised.
+    pub expected: String,
+    /// What was seen.
+    pub measured: String,
+    /// Whether it was kept.
+    pub holds: bool,
+}
+
+/// All claims about a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// The row of the matrix.
+    pub row: String,
+    /// What was done.
+    pub fault: String,
+    /// In the order of the table.
+    pub claims: Vec<Claim>,
+    /// What happened when, and the seed that draws the same load again.
+    pub timeline: String,
+}
+
+impl Finding {
+    /// Whether all claims hold.
+    pub fn holds(&self) -> bool {
+        self.claims.iter().all(|claim| claim.holds)
+    }
+}
+
+/// Nanoseconds are not the point: a decision may take its deadline and so much more.
+const DEADLINE_US: u64 = 10_000;
+const SLACK_US: u64 = 5_000;
+/// Over HTTP, on a loaded machine with two cores.
+const HTTP_MAX_US: u64 = 250_000;
+/// After the store answers again.
+const RECOVERY_MAX_US: u64 = 1_500_000;
+/// What was remembered or under way when the fault began is not yet decided by the guard.
+const SETTLE_US: u64 = 250_000;
+/// So many decisions in a row by the store, and a node is well again.
+const WELL_AFTER: usize = 20;
+/// Memory comes and goes with allocators; a leak goes on.
+const RSS_GROWTH_MAX: u64 = 16 << 20;
+
+/// Writes the claims of one run.
+pub(crate) struct Judge {
+    pub(crate) run: Run,
+    claims: Vec<Claim>,
+}
+
+impl Judge {
+    /// Everything that is promised of every run: answers, ends, no panic, nothing left behind.
+    pub(crate) fn of(run: Run) -> Self {
+        let mut judge = Self { run, claims: Vec::new() };
+        let http: Vec<_> = judge.run.records.iter().filter(|it| it.node > 0).copied().collect();
+        let unanswered = http.iter().filter(|it| it.status == 0).count();
+        let wrong = http.iter().filter(|it| {
+            it.status >= 500
+                && !(it.status == 503 && LIMITS[usize::from(it.limit)].ground() == Ground::Closed)
+        });
+        let wrong = wrong.count();
+        let checks = judge.run.records.len();
+        judge.decision(
+            "requests unanswered 0, 5xx only where closed",
+            format!("{unanswered}, {wrong} others of {checks}"),
+            unanswered == 0 && wrong == 0 && checks > 0,
+        );
+        let panics = judge.run.logs.matches("panicked").count();
+        let exits = judge.run.exits.iter().all(|exit| *exit == Some(0));
+        judge.decision(
+            "no panic, exit 0",
+            format!("{panics} panics, exits {:?}", judge.run.exits),
+            panics == 0 && exits,
+        );
+        let unread = judge.run.summary.as_ref().map(|summary| summary.not_understood);
+        judge.decision("replies matched to other calls 0", format!("{unread:?}"), unread == Some(0));
+        judge
+    }
+
+    pub(crate) fn decision(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
+        self.claim(Kind::Decision, expected, measured, holds);
+    }
+
+    pub(crate) fn measure(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
+        self.claim(Kind::Measure, expected, measured, holds);
+    }
+
+    pub(crate) fn note(&mut self, what: impl Display, measured: impl Display) {
+        self.claim(Kind::Note, what, measured, true);
+    }
+
+    fn claim(&mut self, kind: Kind, expected: impl Display, measured: impl Display, holds: bool) {
+        let (expected, measured) = (expected.to_string(), measured.to_string());
+        self.claims.push(Claim { kind, expected, measured, holds });
+    }
+
+    /// Decisions between two instants.
+    pub(crate) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = &Record> {
+        self.run.records.iter().filter(move |record| (from..to).contains(&record.at_us))
+    }
+
+    /// The store was gone for everybody: each limit's own choice counted, and nothing else.
+    pub(crate) fn outage(&mut self, from: u64, to: u64) {
+        let first = self.between(from, to).find(|it| it.ground != Ground::Exact).map(|it| it.at_us - from);
+        let detected = first.map_or("never".to_owned(), millis);
+        self.measure("first answer without the store < 50 ms", detected, first.is_some_and(|us| us < 50_000));
+        let (mut right, mut wrong) = (0, 0);
+        for record in self.between(from + SETTLE_US, to) {
+            let ground = LIMITS[usize::from(record.limit)].ground();
+            // A check that came too late, with the breaker closed or half-open, is decided alone.
+            let fits = record.ground == ground || ground == Ground::Open && record.ground == Ground::Local;
+            if fits { right += 1 } else { wrong += 1 }
+        }
+        self.decision(
+            "answered by failure mode 100%",
+            format!("{right}, others {wrong}"),
+            wrong == 0 && right > 0,
+        );
+    }
+
+    /// Nothing was to be noticed: everything was decided by the store, but for what the machine itself delays.
+    pub(crate) fn unnoticed(&mut self, from: u64, to: u64) {
+        let (all, exact) = self
+            .between(from, to)
+            .fold((0_u64, 0), |(all, exact), it| (all + 1, exact + u64::from(it.ground == Ground::Exact)));
+        let others = all - exact;
+        self.measure(
+            "decided by the store >= 99.5%",
+            format!("{exact}, others {others}"),
+            others * 200 <= all && all > 0,
+        );
+    }
+
+    /// All nodes were decided for by the store again soon after it answered.
+    pub(crate) fn recovered(&mut self, answers_at: u64) {
+        let mut slowest = Some(0);
+        for node in 0..SHARERS as u8 {
+            let mut run = 0;
+            let well = self.between(answers_at, self.run.end).filter(|it| it.node == node).find_map(|it| {
+                run = if it.ground == Ground::Exact { run + 1 } else { 0 };
+                (run == WELL_AFTER).then_some(it.at_us - answers_at)
+            });
+            slowest = slowest.zip(well).map(|(slowest, well)| slowest.max(well));
+        }
+        let measured = slowest.map_or("never".to_owned(), millis);
+        self.decision("recovers by itself", if slowest.is_some() { "yes" } else { "no" }, slowest.is_some());
+        self.measure(
+            "all nodes well 1.5 s after the store answers",
+            measured,
+            slowest.is_some_and(|us| us <= RECOVERY_MAX_US),
+        );
+    }
+
+    /// In any interval, no key was admitted more by the store than its limit and `more`; and no node admitted more alone than
+    /// its share.
+    pub(crate) fn excess(&mut self, more: u64, why: &str) {
+        let (mut exact, mut alone) = (HashMap::new(), HashMap::new());
+        let mut slowest = 0;
+        for it in self.run.records.iter().filter(|it| it.allowed) {
+            let group: &mut Vec<(u64, u64)> = match it.ground {
+                Ground::Exact => {
+                    slowest = slowest.max(it.took_us);
+                    exact.entry((it.limit, it.key)).or_default()
+                }
+                Ground::Local => alone.entry((it.limit, it.key, it.node)).or_default(),
+                Ground::Open | Ground::Closed | Ground::None => continue,
+            };
+            group.push((it.at_us, 1));
+        }
+        // It was decided at some instant of the call, and is noted at its end.
+        let tolerance = (RATE * slowest).div_ceil(1_000_000) + 1;
+        let most = |groups: Vec<Vec<(u64, u64)>>, bound: tollgate_testkit::Bound| {
+            groups.into_iter().map(|mut it| bound.excess(&mut it).permits).max().unwrap_or(0)
+        };
+        let (keys, by_store) = (exact.len(), most(exact.into_values().collect(), TestLimit::bound()));
+        let admitted_alone: usize = alone.values().map(Vec::len).sum();
+        let by_one = most(alone.into_values().collect(), TestLimit::share(SHARERS));
+        let checker = format!("{by_store} on {keys} keys (noted late by {}: {tolerance})", millis(slowest));
+        self.decision(format!("excess <= {more}{why}"), checker, by_store <= more + tolerance && keys > 0);
+        self.decision(
+            "alone: within the share of a node",
+            format!("{by_one} over, {admitted_alone} admitted"),
+            by_one <= tolerance,
+        );
+    }
+
+    /// No decision took longer than its deadline and what the same load takes without the fault.
+    pub(crate) fn latency(&mut self, baseline_from: u64, from: u64, to: u64) {
+        let worker = |from, to| -> Vec<u64> {
+            let mut took: Vec<_> =
+                self.between(from, to).filter(|it| it.node == 0).map(|it| it.took_us).collect();
+            took.sort_unstable();
+            took
+        };
+        let (before, during) = (worker(baseline_from, from), worker(from, to));
+        let (usual, slow) = (per_mille(&before, 999), per_mille(&during, 999));
+        let bar = DEADLINE_US + SLACK_US + usual;
+        self.measure(
+            format!("p99.9 in process <= 15 ms + {} without the fault", millis(usual)),
+            format!("{} (slowest {})", millis(slow), millis(during.last().copied().unwrap_or(0))),
+            slow <= bar && !during.is_empty(),
+        );
+        let http = self.between(from, to).filter(|it| it.node > 0).map(|it| it.took_us).max().unwrap_or(0);
+        self.measure("slowest over HTTP <= 250 ms", millis(http), http <= HTTP_MAX_US);
+        let cpu = self.run.before.last().zip(self.run.after.last());
+        let time = self.run.end.saturating_sub(self.run.timeline.first().map_or(0, |(at, _)| *at));
+        let share = cpu.map_or(0, |(_, after)| after.cpu.as_micros() as u64 * 100 / time.max(1));
+        self.note("CPU of the embedding program", format!("{share}% of a core"));
+    }
+
+    /// Nothing was left behind: tasks, connections, memory.
+    pub(crate) fn no_leak(&mut self) {
+        let tasks = self.run.summary.as_ref().map_or([0, usize::MAX], |summary| summary.tasks);
+        let pairs: Vec<_> = self.run.before.iter().copied().zip(self.run.after.iter().copied()).collect();
+        let files = pairs.iter().map(|(b, a)| a.open_files as i64 - b.open_files as i64).max().unwrap_or(0);
+        let memory = pairs.iter().map(|(b, a)| a.rss_bytes.saturating_sub(b.rss_bytes)).max().unwrap_or(0);
+        // A task for each check under way, of which some are always.
+        let holds = tasks[1] <= tasks[0] + 10 && files <= 4 && memory <= RSS_GROWTH_MAX;
+        self.measure(
+            "tasks, files and memory as before",
+            format!("tasks {} -> {}, files {files:+}, memory +{} KiB", tasks[0], tasks[1], memory >> 10),
+            holds,
+        );
+    }
+
+    /// The claims.
+    pub(crate) fn finish(self, row: &str, fault: &str) -> Finding {
+        let zero = self.run.timeline.first().map_or(0, |(at, _)| *at);
+        let times: Vec<_> = self
+            .run
+            .timeline
+            .iter()
+            .map(|(at, what)| format!("{:.3} s {what}", (at - zero) as f64 / 1e6))
+            .collect();
+        let timeline = format!("seed {}: {}", self.run.seed, times.join("; "));
+        Finding { row: row.to_owned(), fault: fault.to_owned(), claims: self.claims, timeline }
+    }
+}
+
+fn per_mille(sorted: &[u64], rank: usize) -> u64 {
+    sorted.get((sorted.len() * rank / 1_000).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
+}
+
+/// Microseconds, as people read them.
+pub(crate) fn millis(us: u64) -> String {
+    if us < 10_000 { format!("{:.1} ms", us as f64 / 1e3) } else { format!("{} ms", us / 1_000) }
+}

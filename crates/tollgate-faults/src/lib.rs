@@ -1,0 +1,14 @@
+//! What becomes of Tollgate when its parts fail. Three `tollgate` processes and a program that embeds the library share a real
+//! store under load; something is broken; every decision is judged. `cargo xtask faults` runs the whole matrix.
+
+mod http;
+mod judge;
+mod program;
+mod record;
+mod rig;
+pub mod rows;
+mod traffic;
+pub mod worker;
+
+pub use judge::{Claim, Finding, Kind};
+pub use program::set_program;

@@ -1,0 +1,212 @@
+//! Three nodes and a program that embeds the library, on one store, under load, with a timeline of what was done to them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tollgate_testkit::{Process, Usage, wait_at_most};
+
+use crate::http::Load;
+use crate::program::program;
+use crate::record::{Record, now_us};
+use crate::traffic::CONFIG;
+use crate::worker::Summary;
+
+/// Processes of the service.
+pub(crate) const NODES: usize = 3;
+/// All that share a limit: the nodes and the program that embeds the library.
+pub(crate) const SHARERS: u64 = NODES as u64 + 1;
+
+/// How long the parts of a run take.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Before the fault: what the load is like without it.
+    pub baseline: Duration,
+    /// With the fault.
+    pub fault: Duration,
+    /// After it.
+    pub recovery: Duration,
+}
+
+impl Pace {
+    /// As the published table has it.
+    pub const FULL: Self = Self {
+        baseline: Duration::from_secs(4),
+        fault: Duration::from_secs(6),
+        recovery: Duration::from_secs(4),
+    };
+    /// For tests, which judge what is decided and not how fast.
+    pub const SHORT: Self = Self {
+        baseline: Duration::from_millis(2_500),
+        fault: Duration::from_millis(1_500),
+        recovery: Duration::from_millis(2_500),
+    };
+}
+
+/// How a rig is set up, beside its store.
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    /// Checks a second by the program that embeds the library.
+    pub(crate) rate: u64,
+    /// Added to the configuration of each node.
+    pub(crate) config: String,
+    /// The command of each node: the plain program by default.
+    pub(crate) wrap: Box<dyn Fn(Command, &std::path::Path) -> Process>,
+    /// Extra environment of nodes and worker.
+    pub(crate) environment: Vec<(String, String)>,
+}
+
+impl Setup {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            rate: 1_000,
+            config: String::new(),
+            wrap: Box::new(|command, log| Process::start_with_log(&command, log)),
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// A running system.
+pub(crate) struct Rig {
+    pub(crate) nodes: Vec<Node>,
+    worker: Process,
+    records: PathBuf,
+    load: Load,
+    timeline: Vec<(u64, String)>,
+    before: Vec<Usage>,
+    directory: TempDir,
+    seed: u64,
+}
+
+/// A `tollgate` process.
+pub(crate) struct Node {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
+    log: PathBuf,
+}
+
+impl Node {
+    fn start(directory: &std::path::Path, number: usize, store: &str, setup: &Setup) -> Self {
+        let config = directory.join(format!("node{number}.yaml"));
+        std::fs::write(&config, format!("{CONFIG}{}", setup.config)).expect("the configuration is written");
+        let log = directory.join(format!("node{number}.log"));
+        let mut command = program("tollgate");
+        command.args(["--listen", "127.0.0.1:0", "--store", store, "--config"]).arg(&config);
+        command.envs(setup.environment.iter().cloned());
+        let process = (setup.wrap)(command, &log);
+        let mut address = None;
+        wait_at_most(Duration::from_secs(20), "a node listens", || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let said = text.split_once("listens on http://").and_then(|(_, rest)| rest.split(' ').next());
+            address = said.and_then(|it| it.parse().ok());
+            address.is_some()
+        });
+        Self { process, address: address.expect("just waited for"), log }
+    }
+
+    pub(crate) fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Rig {
+    /// Starts everything on a store and lets it run until all nodes know of each other.
+    pub(crate) fn start(store: &str, setup: Setup) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let nodes: Vec<_> =
+            (0..NODES).map(|number| Node::start(directory.path(), number, store, &setup)).collect();
+        let records = directory.path().join("records");
+        let mut worker = program("worker");
+        worker.args(["--store", store, "--rate", &setup.rate.to_string(), "--seed", &setup.seed.to_string()]);
+        worker.arg("--out").arg(&records);
+        worker.envs(setup.environment.iter().cloned());
+        let worker = Process::start_with_log(&worker, &directory.path().join("worker.log"));
+        let addresses: Vec<_> = nodes.iter().map(|node| node.address).collect();
+        let load = Load::start(&addresses, setup.seed);
+        let (timeline, seed) = (Vec::new(), setup.seed);
+        let mut rig = Self { nodes, worker, records, load, timeline, before: Vec::new(), directory, seed };
+        rig.mark("load begins");
+        // Each node says once a second that it lives, and hears of those that have said so before it.
+        std::thread::sleep(Duration::from_millis(2_600));
+        rig.before = rig.usage();
+        rig
+    }
+
+    /// Notes that something happens now.
+    pub(crate) fn mark(&mut self, what: &str) -> u64 {
+        let now = now_us();
+        self.timeline.push((now, what.to_owned()));
+        now
+    }
+
+    pub(crate) fn wait(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+
+    fn usage(&self) -> Vec<Usage> {
+        let nodes = self.nodes.iter().map(|node| node.process.id());
+        nodes.chain([self.worker.id()]).filter(|id| is_alive(*id)).map(Usage::of).collect()
+    }
+
+    /// Stops everything and gathers what was seen.
+    pub(crate) fn finish(mut self) -> Run {
+        let end = self.mark("load ends");
+        let after = self.usage();
+        let mut records = self.load.finish();
+        self.worker.terminate();
+        let worker_exit = self.worker.wait_for_end(Duration::from_secs(10));
+        let written = std::fs::read_to_string(&self.records).unwrap_or_default();
+        let mut summary = None;
+        for line in written.lines() {
+            match serde_json::from_str::<Record>(line) {
+                Ok(record) => records.push(record),
+                Err(_) => summary = serde_json::from_str(line).ok(),
+            }
+        }
+        records.sort_by_key(|record| record.at_us);
+        let mut logs = std::fs::read_to_string(self.directory.path().join("worker.log")).unwrap_or_default();
+        let mut exits = vec![worker_exit];
+        for node in &mut self.nodes {
+            if !node.process.has_ended() {
+                node.process.terminate();
+            }
+            exits.push(node.process.wait_for_end(Duration::from_secs(15)));
+            logs += &node.log_text();
+        }
+        Run {
+            records,
+            timeline: self.timeline,
+            before: self.before,
+            after,
+            summary,
+            logs,
+            exits,
+            end,
+            seed: self.seed,
+        }
+    }
+}
+
+fn is_alive(id: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{id}/status")).exists()
+}
+
+/// All that was seen of a run.
+pub(crate) struct Run {
+    /// By time.
+    pub(crate) records: Vec<Record>,
+    pub(crate) timeline: Vec<(u64, String)>,
+    /// Of the nodes, then of the worker.
+    pub(crate) before: Vec<Usage>,
+    pub(crate) after: Vec<Usage>,
+    pub(crate) summary: Option<Summary>,
+    pub(crate) logs: String,
+    /// Of the worker, then of the nodes.
+    pub(crate) exits: Vec<Option<i32>>,
+    pub(crate) end: u64,
+    pub(crate) seed: u64,
+}
