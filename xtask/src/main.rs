@@ -1,4 +1,4 @@
-//! The one task list: `cargo xtask test`, `cargo xtask bench NAME`.
+//! The one task list: `cargo xtask test`, `cargo xtask bench NAME`, `cargo xtask faults`.
 
 mod install;
 mod wheel;
@@ -35,12 +35,19 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Install what is missing, break parts of a running Tollgate, row by row, and judge every decision.
+    Faults {
+        /// Handed on: --check, --json FILE, --quick, --rows 1,2, --seed N.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
 }
 
 fn main() -> Result<()> {
     match Cli::parse().task {
         Task::Test { long } => test(long),
         Task::Bench { name, options } => bench(&name, &options),
+        Task::Faults { options } => faults(&options),
     }
 }
 
@@ -91,6 +98,12 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
         ]))?;
     }
     succeed(&mut run)
+}
+
+fn faults(options: &[String]) -> Result<()> {
+    install::programs(&SERVERS)?;
+    let run = ["run", "--release", "--package", "tollgate-faults", "--bin", "tollgate-faults", "--", "run"];
+    succeed(cargo(&run).args(options))
 }
 
 /// The cargo that runs this.

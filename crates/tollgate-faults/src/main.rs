@@ -72,7 +72,7 @@ impl Matrix {
         let mut findings: Vec<Finding> = Vec::new();
         for (number, row) in chosen.iter().enumerate() {
             eprintln!("[{}/{}] row {}: {}", number + 1, chosen.len(), row.id, row.fault);
-            match (row.run)(pace, self.seed) {
+            match row.run(pace, self.seed) {
                 Some(finding) => {
                     print(&finding);
                     findings.push(finding);

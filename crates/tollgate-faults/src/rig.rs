@@ -210,3 +210,20 @@ pub(crate) struct Run {
     pub(crate) end: u64,
     pub(crate) seed: u64,
 }
+
+impl Run {
+    /// Of nobody, seen by nobody.
+    pub(crate) fn empty(seed: u64) -> Self {
+        Self {
+            records: Vec::new(),
+            timeline: Vec::new(),
+            before: Vec::new(),
+            after: Vec::new(),
+            summary: None,
+            logs: String::new(),
+            exits: Vec::new(),
+            end: 0,
+            seed,
+        }
+    }
+}

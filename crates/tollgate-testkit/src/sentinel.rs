@@ -109,6 +109,18 @@ impl SentinelTrio {
         primary
     }
 
+    /// How long the sentinels miss a primary before they act: a second, unless set.
+    ///
+    /// # Panics
+    /// If a sentinel does not take it.
+    pub fn set_down_after(&self, time: Duration) {
+        let ms = time.as_millis().to_string();
+        for sentinel in self.sentinels() {
+            ask(sentinel, &["SENTINEL", "SET", NAME, "down-after-milliseconds", &ms])
+                .unwrap_or_else(|why| panic!("a sentinel did not take its patience: {why}"));
+        }
+    }
+
     /// Where the stores listen, be they running or not.
     pub fn stores(&self) -> Vec<SocketAddr> {
         self.stores.iter().map(RedisServer::tcp_address).collect()

@@ -1,9 +1,17 @@
 //! The rows of the matrix, each a fault and what is promised of it.
 
+mod clock; // clocks that jump
+mod cluster; // primaries and slots of a cluster
+mod hot; // one key, far more often than it can be admitted
+mod network; // links that are slow, silent or gone
+mod node; // the nodes themselves
+mod sentinel; // primaries that change
 mod server; // one server that dies, stands still, refuses or forgets
 
 use crate::Finding;
+use crate::judge::Judge;
 pub use crate::rig::Pace;
+use crate::rig::{Rig, Setup};
 
 /// A fault, and how it is brought about and judged. `None`: it cannot be brought about on this machine.
 pub struct Row {
@@ -11,12 +19,113 @@ pub struct Row {
     pub id: &'static str,
     /// What is done.
     pub fault: &'static str,
-    /// Does it, with a seed for the load.
-    pub run: fn(Pace, u64) -> Option<Finding>,
+    run: fn(Pace, u64) -> Option<Judge>,
+}
+
+impl Row {
+    /// Brings the fault about under load that a seed draws, and judges every decision.
+    pub fn run(&self, pace: Pace, seed: u64) -> Option<Finding> {
+        Some((self.run)(pace, seed)?.finish(self.id, self.fault))
+    }
+}
+
+/// The row of that name.
+pub fn row(id: &str) -> Option<&'static Row> {
+    ALL.iter().find(|row| row.id == id)
+}
+
+macro_rules! rows {
+    ($($id:literal $fault:literal $run:expr;)*) => {
+        &[$(Row { id: $id, fault: $fault, run: $run }),*]
+    };
 }
 
 /// All rows, in the order of the table.
-pub const ALL: &[Row] = &[
-    Row { id: "1", fault: "kill -9 of the store, restarted empty", run: server::killed },
-    Row { id: "2", fault: "SIGSTOP of the store, then SIGCONT", run: server::paused },
-];
+pub const ALL: &[Row] = rows! {
+    "1" "kill -9 of the store, restarted empty" server::killed;
+    "2" "SIGSTOP of the store, then SIGCONT" server::paused;
+    "3" "restart with an append-only file that takes long to load" server::loading;
+    "4" "kill -9 of the primary, Sentinel" sentinel::killed;
+    "4b" "five seconds of failing writes before Sentinel acts" sentinel::late;
+    "5" "SENTINEL FAILOVER, the old primary lives on" sentinel::switched;
+    "8a" "kill -9 of a cluster's primary, full coverage not required" cluster::killed;
+    "8b" "the same, full coverage required" cluster::killed_with_full_coverage;
+    "9" "slots of hot keys moved to and fro" cluster::moved;
+    "10" "two of three primaries killed" cluster::majority_lost;
+    "11" "SCRIPT FLUSH every 10 ms" server::flushed;
+    "12" "maxmemory 1, noeviction (OOM)" server::out_of_memory;
+    "13" "a script that does not end (BUSY)" server::busy;
+    "14a" "the user loses a privilege" server::without_privilege;
+    "14b" "the password is another one, connections are closed" server::with_another_password;
+    "15a" "snapshots fail (MISCONF)" server::disk_full;
+    "15b" "too few replicas (NOREPLICAS)" server::without_replicas;
+    "16a" "+5 ms latency" network::slower_by_5_ms;
+    "16b" "+20 ms latency" network::slower_by_20_ms;
+    "16c" "+100 ms latency" network::slower_by_100_ms;
+    "16d" "+1000 ms latency" network::slower_by_1000_ms;
+    "16e" "2 ms latency, 0 to 10 ms jitter" network::jittery;
+    "16f" "1% of packets wait 200 ms" network::stalling;
+    "16g" "answers drip byte by byte" network::dripping;
+    "16h" "connections are reset" network::resetting;
+    "16i" "half-open: what is sent is swallowed" network::swallowing;
+    "17" "the link is cut, packets vanish" network::cut;
+    "18" "the store's machine is gone without a word" network::powered_off;
+    "20a" "the store's clock jumps back by 1 s" clock::back_a_second;
+    "20b" "the store's clock jumps back by 1 h" clock::back_an_hour;
+    "20c" "the store's clock jumps ahead by 1 s" clock::ahead_a_second;
+    "20d" "the store's clock jumps ahead by 1 h" clock::ahead_an_hour;
+    "21" "the nodes' wall clocks jump by an hour, to and fro" clock::of_nodes;
+    "23" "64 files for each node, and 200 idle connections" node::out_of_files;
+    "26" "one key asked 500,000 times a second in process" hot::asked;
+    "28a" "SIGTERM of a node under load" node::terminated;
+    "28b" "SIGTERM twice" node::terminated_twice;
+    "28c" "SIGTERM, then kill -9" node::killed_while_stopping;
+};
+
+/// When the parts of a run began.
+struct Parts {
+    begun: u64,
+    fault: u64,
+    healed: u64,
+}
+
+/// A run: as it is without a fault, with it, and after it. What is broken and mended is `thing`. Mending ends when the store
+/// answers again.
+fn play<T>(
+    store: &str,
+    setup: Setup,
+    pace: Pace,
+    thing: &mut T,
+    break_it: (&str, impl FnOnce(&mut T, &mut Rig)),
+    mend_it: (&str, impl FnOnce(&mut T, &mut Rig)),
+) -> (Judge, Parts) {
+    let mut rig = Rig::start(store, setup);
+    let begun = rig.mark("baseline");
+    rig.wait(pace.baseline);
+    let fault = rig.mark(break_it.0);
+    (break_it.1)(thing, &mut rig);
+    rig.wait(pace.fault);
+    (mend_it.1)(thing, &mut rig);
+    let healed = rig.mark(mend_it.0);
+    rig.wait(pace.recovery);
+    (Judge::of(rig.finish()), Parts { begun, fault, healed })
+}
+
+/// What is promised where the store is gone for everybody, and `excess` is what its own loss may cost.
+fn judge_outage(mut judge: Judge, parts: &Parts, excess: u64, why: &str) -> Judge {
+    judge.outage(parts.fault, parts.healed);
+    judge.excess(excess, why);
+    judge.latency(parts.begun, parts.fault, parts.healed);
+    judge.recovered(parts.healed);
+    judge.no_leak();
+    judge
+}
+
+/// What is promised where nobody is to notice.
+fn judge_unnoticed(mut judge: Judge, parts: &Parts, excess: u64, why: &str) -> Judge {
+    judge.unnoticed(parts.fault, parts.healed);
+    judge.excess(excess, why);
+    judge.latency(parts.begun, parts.fault, parts.healed);
+    judge.no_leak();
+    judge
+}

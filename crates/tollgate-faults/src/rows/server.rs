@@ -1,74 +1,264 @@
 //! One server that dies, stands still, refuses or forgets.
 
-use tollgate_testkit::RedisServer;
+use std::process::{Command, Stdio};
 
-use crate::Finding;
-use crate::judge::Judge;
-use crate::rig::{Pace, Rig, Setup};
+use tollgate_testkit::{RedisServer, wait_at_most, wait_until};
+
+use super::{judge_outage, judge_unnoticed, play};
+use crate::judge::{Judge, millis};
+use crate::rig::{Pace, Rig, SHARERS, Setup};
 use crate::traffic::BURST;
 
-/// When the parts of a run began.
-struct Parts {
-    begun: u64,
-    fault: u64,
-    healed: u64,
+fn url(server: &RedisServer) -> String {
+    format!("redis://{}", server.tcp_address())
 }
 
-/// A run in which the store is gone for everybody, from one instant to another.
-fn outage(
-    server: &mut RedisServer,
+/// An outage that begins and ends with a word to the server.
+fn told(
+    mut server: RedisServer,
     pace: Pace,
-    setup: Setup,
-    store: &str,
-    names: [&str; 2],
-    mut break_it: impl FnMut(&mut RedisServer),
-    mut mend_it: impl FnMut(&mut RedisServer),
-) -> (Judge, Parts) {
-    let mut rig = Rig::start(store, setup);
+    seed: u64,
+    break_it: (&str, fn(&RedisServer)),
+    mend_it: (&str, fn(&RedisServer)),
+) -> Option<Judge> {
+    let store = url(&server);
+    let (judge, parts) = play(
+        &store,
+        Setup::new(seed),
+        pace,
+        &mut server,
+        (break_it.0, |server, _| break_it.1(server)),
+        (mend_it.0, |server, _| mend_it.1(server)),
+    );
+    Some(judge_outage(judge, &parts, 0, ""))
+}
+
+pub(super) fn killed(pace: Pace, seed: u64) -> Option<Judge> {
+    let mut server = RedisServer::build().tcp().start();
+    let store = url(&server);
+    let (judge, parts) = play(
+        &store,
+        Setup::new(seed),
+        pace,
+        &mut server,
+        ("kill -9", |server, _| server.kill()),
+        ("answers again, empty", |server, _| server.restart()),
+    );
+    Some(judge_outage(judge, &parts, BURST, " (its memory is lost)"))
+}
+
+pub(super) fn paused(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::build().tcp().start();
+    told(server, pace, seed, ("SIGSTOP", RedisServer::pause), ("SIGCONT", RedisServer::resume))
+}
+
+pub(super) fn loading(pace: Pace, seed: u64) -> Option<Judge> {
+    // Some thousand keys are there when it is killed; each takes its time.
+    let delay_us = (pace.fault.as_micros() / 4_000).to_string();
+    let server = RedisServer::build().tcp().append_only();
+    let mut server = server.args(&["--key-load-delay", &delay_us, "--loading-process-events-interval-bytes", "1024"]).start();
+    let store = url(&server);
+    let short = Pace { fault: std::time::Duration::ZERO, ..pace };
+    let (judge, parts) = play(
+        &store,
+        Setup::new(seed),
+        short,
+        &mut server,
+        ("kill -9, restart", |server, rig| {
+            // The file's beginning is a snapshot, whose keys are loaded one by one.
+            server.cli(&["BGREWRITEAOF"]);
+            wait_until("the file is rewritten", || {
+                server.cli(&["INFO", "persistence"]).contains("aof_rewrite_in_progress:0")
+            });
+            server.kill();
+            server.restart_without_waiting();
+            rig.mark("LOADING");
+        }),
+        ("loaded", |server, _| {
+            wait_at_most(std::time::Duration::from_secs(60), "the server has loaded", || {
+                let ping = Command::new("redis-cli").arg("-s").arg(server.socket()).arg("PING").output();
+                ping.is_ok_and(|ping| ping.stdout.starts_with(b"PONG"))
+            });
+        }),
+    );
+    Some(judge_outage(judge, &parts, 0, ""))
+}
+
+pub(super) fn flushed(pace: Pace, seed: u64) -> Option<Judge> {
+    let mut server = RedisServer::build().tcp().start();
+    let store = url(&server);
+    let mut flushes = 0;
+    let (mut judge, parts) = play(
+        &store,
+        Setup::new(seed),
+        Pace { fault: std::time::Duration::ZERO, ..pace },
+        &mut server,
+        ("SCRIPT FLUSH every 10 ms", |server, _| {
+            server.cli(&["CONFIG", "RESETSTAT"]);
+            flushes = pace.fault.as_millis() as u64 / 10;
+            let times = flushes.to_string();
+            server.cli(&["-r", &times, "-i", "0.01", "SCRIPT", "FLUSH"]);
+        }),
+        ("no more", |_, _| ()),
+    );
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let calls = |command: &str| -> u64 {
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|rest| rest.split(',').next()).and_then(|word| word.parse().ok()).unwrap_or(0)
+    };
+    judge.decision(
+        "scripts loaded at most once a flush and process",
+        format!("{} loads of 9 scripts, {flushes} flushes, {SHARERS} processes", calls("script|load") / 9),
+        calls("script|load") / 9 <= flushes * SHARERS && calls("script|load") > 0,
+    );
+    Some(judge_unnoticed(judge, &parts, 0, ""))
+}
+
+pub(super) fn out_of_memory(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::build().tcp().args(&["--maxmemory-policy", "noeviction"]).start();
+    told(
+        server,
+        pace,
+        seed,
+        ("CONFIG SET maxmemory 1", |server| drop(server.cli(&["CONFIG", "SET", "maxmemory", "1"]))),
+        ("CONFIG SET maxmemory 0", |server| drop(server.cli(&["CONFIG", "SET", "maxmemory", "0"]))),
+    )
+}
+
+pub(super) fn busy(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::build().tcp().args(&["--lua-time-limit", "100"]).start();
+    told(
+        server,
+        pace,
+        seed,
+        ("EVAL of a loop", |server| {
+            let mut endless = Command::new("redis-cli");
+            endless.arg("-s").arg(server.socket()).args(["EVAL", "while true do end", "0"]);
+            // It ends with the script.
+            let _ = endless.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        }),
+        ("SCRIPT KILL", |server| {
+            wait_until("the script is ended", || server.cli(&["SCRIPT", "KILL"]).contains("NOTBUSY"));
+        }),
+    )
+}
+
+/// What Tollgate needs, as docs/redis.md has it.
+const ACL: &str = "resetkeys ~rate_limiter:* resetchannels -@all +evalsha +script|load +time +ping +hmget +hset \
+     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +del";
+const SECRET: &str = "0ld-s3cret";
+
+/// A server that wants a password, and its address with it.
+fn guarded() -> (RedisServer, String) {
+    let user = format!("user tollgate on >{SECRET} {ACL}");
+    let server = RedisServer::build().tcp().users(&["user default on nopass ~* &* +@all", &user]).start();
+    let store = format!("redis://tollgate:{SECRET}@{}", server.tcp_address());
+    (server, store)
+}
+
+fn judge_refusal(mut judge: Judge, parts: &super::Parts, attempts: u64) -> Judge {
+    let secs = (parts.healed - parts.fault) as f64 / 1e6;
+    let rate = attempts as f64 / secs / SHARERS as f64;
+    judge.decision(
+        "attempts to enter <= 1/s for each connection",
+        format!("{rate:.2}/s ({attempts} in {})", millis(parts.healed - parts.fault)),
+        rate <= 1.0,
+    );
+    let shown = judge.run.logs.matches(SECRET).count();
+    judge.decision("the password is in no log", format!("{shown} times"), shown == 0);
+    let said = judge.run.logs.contains("refuses this client") || judge.run.logs.contains("refused");
+    judge.decision("the log says what is wrong", if said { "yes" } else { "no" }, said);
+    judge_outage(judge, parts, 0, "")
+}
+
+fn connections(server: &RedisServer) -> u64 {
+    let stats = server.cli(&["INFO", "stats"]);
+    let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+pub(super) fn without_privilege(pace: Pace, seed: u64) -> Option<Judge> {
+    let (mut server, store) = guarded();
+    let (mut before, mut after) = (0, 0);
+    let (judge, parts) = play(
+        &store,
+        Setup::new(seed),
+        pace,
+        &mut server,
+        ("ACL SETUSER tollgate -hset -zadd", |server: &mut RedisServer, _: &mut Rig| {
+            server.cli(&["ACL", "SETUSER", "tollgate", "-hset", "-zadd"]);
+            before = connections(server);
+        }),
+        ("ACL SETUSER tollgate +hset +zadd", |server, _| {
+            after = connections(server);
+            server.cli(&["ACL", "SETUSER", "tollgate", "+hset", "+zadd"]);
+        }),
+    );
+    // One of them was to count them.
+    Some(judge_refusal(judge, &parts, after - before - 1))
+}
+
+pub(super) fn with_another_password(pace: Pace, seed: u64) -> Option<Judge> {
+    let (mut server, store) = guarded();
+    let (mut before, mut after) = (0, 0);
+    let (judge, parts) = play(
+        &store,
+        Setup::new(seed),
+        pace,
+        &mut server,
+        ("another password, CLIENT KILL", |server: &mut RedisServer, _: &mut Rig| {
+            server.cli(&["ACL", "SETUSER", "tollgate", "resetpass", ">an0ther"]);
+            server.cli(&["CLIENT", "KILL", "USER", "tollgate"]);
+            before = connections(server);
+        }),
+        ("the old password", |server, _| {
+            after = connections(server);
+            server.cli(&["ACL", "SETUSER", "tollgate", &format!(">{SECRET}")]);
+        }),
+    );
+    Some(judge_refusal(judge, &parts, after - before - 1))
+}
+
+pub(super) fn disk_full(pace: Pace, seed: u64) -> Option<Judge> {
+    let mut server = RedisServer::build().tcp().args(&["--dbfilename", "snapshot"]).start();
+    let store = url(&server);
+    let directory = server.cli(&["CONFIG", "GET", "dir"]).lines().nth(1).unwrap_or_default().to_owned();
+    // Where the snapshot belongs there is something that cannot be replaced by one.
+    let obstacle = std::path::Path::new(&directory).join("snapshot");
+    let last_was = |server: &RedisServer, status: &str| {
+        server.cli(&["INFO", "persistence"]).contains(&format!("rdb_last_bgsave_status:{status}"))
+    };
+    let mut rig = Rig::start(&store, Setup::new(seed));
     let begun = rig.mark("baseline");
     rig.wait(pace.baseline);
-    let fault = rig.mark(names[0]);
-    break_it(server);
+    std::fs::create_dir(&obstacle).expect("the obstacle is put in place");
+    std::fs::write(obstacle.join("full"), "").expect("the obstacle is put in place");
+    server.cli(&["CONFIG", "SET", "save", "3600 1"]);
+    server.cli(&["BGSAVE"]);
+    wait_until("a snapshot has failed", || last_was(&server, "err"));
+    let fault = rig.mark("a snapshot has failed");
     rig.wait(pace.fault);
-    mend_it(server);
-    let healed = rig.mark(names[1]);
+    std::fs::remove_dir_all(&obstacle).expect("the obstacle is taken away");
+    server.cli(&["BGSAVE"]);
+    wait_until("a snapshot has succeeded", || last_was(&server, "ok"));
+    let healed = rig.mark("a snapshot has succeeded");
     rig.wait(pace.recovery);
-    let mut judge = Judge::of(rig.finish());
-    judge.outage(fault, healed);
-    judge.recovered(healed);
-    judge.latency(begun, fault, healed);
-    judge.no_leak();
-    (judge, Parts { begun, fault, healed })
+    let judge = Judge::of(rig.finish());
+    server.kill();
+    Some(judge_outage(judge, &super::Parts { begun, fault, healed }, 0, ""))
 }
 
-pub(super) fn killed(pace: Pace, seed: u64) -> Option<Finding> {
-    let mut server = RedisServer::build().tcp().start();
-    let store = format!("redis://{}", server.tcp_address());
-    let (mut judge, _) = outage(
-        &mut server,
+pub(super) fn without_replicas(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::build().tcp().start();
+    told(
+        server,
         pace,
-        Setup::new(seed),
-        &store,
-        ["kill -9", "answers again, empty"],
-        RedisServer::kill,
-        RedisServer::restart,
-    );
-    judge.excess(BURST, ", the burst: its memory is lost");
-    Some(judge.finish("1", "kill -9 of the store, restarted empty"))
-}
-
-pub(super) fn paused(pace: Pace, seed: u64) -> Option<Finding> {
-    let mut server = RedisServer::build().tcp().start();
-    let store = format!("redis://{}", server.tcp_address());
-    let (mut judge, _) = outage(
-        &mut server,
-        pace,
-        Setup::new(seed),
-        &store,
-        ["SIGSTOP", "SIGCONT"],
-        |server| server.pause(),
-        |server| server.resume(),
-    );
-    judge.excess(0, "");
-    Some(judge.finish("2", "SIGSTOP of the store, then SIGCONT"))
+        seed,
+        ("min-replicas-to-write 1", |server| {
+            drop(server.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]));
+        }),
+        ("min-replicas-to-write 0", |server| {
+            drop(server.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]));
+        }),
+    )
 }

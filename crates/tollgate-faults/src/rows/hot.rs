@@ -1,0 +1,110 @@
+//! One key, far more often than it can be admitted.
+
+use std::time::{Duration, Instant};
+
+use tollgate::{Ask, Basis, Clock, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, TokenBucket};
+use tollgate_testkit::{Bound, RedisServer};
+
+use crate::judge::Judge;
+use crate::rig::Pace;
+
+/// Checks that come together, once in a millisecond.
+const TOGETHER: usize = 500;
+const TICK: Duration = Duration::from_millis(1);
+
+/// What became of all checks on one limit.
+struct Seen {
+    checks: u64,
+    exact: u64,
+    calls: u64,
+    remembered: u64,
+    took: Duration,
+    admitted: Vec<(u64, u64)>,
+    /// Of each group of checks that came together, until the last was answered.
+    groups_us: Vec<u64>,
+}
+
+pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::start();
+    let mut judge = Judge::bare(seed);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().ok()?;
+    for (name, burst, rate) in [("exhausted: 1,000/s", 1_000, 1_000), ("plenty: 1,000,000/s", 1_000_000, 1_000_000)] {
+        let limit = TokenBucket::new(burst, Rate::per_second(rate)).expect("a limit that can be exact");
+        let seen = runtime.block_on(ask(&server.url(), Limit::TokenBucket(limit), pace.fault / 2));
+        let per_second = |count: u64| (count as f64 / seen.took.as_secs_f64()) as u64;
+        let rate_seen = per_second(seen.checks);
+        judge.measure(format!("{name}: 500,000 checks/s decided"), rate_seen, rate_seen >= 495_000);
+        let others = seen.checks - seen.exact;
+        judge.measure(
+            format!("{name}: by the store >= 99.5%"),
+            format!("{}, others {others}", seen.exact),
+            others * 200 <= seen.checks,
+        );
+        judge.measure(
+            format!("{name}: calls <= 2% of the checks"),
+            format!("{} calls/s, {} denials/s remembered", per_second(seen.calls), per_second(seen.remembered)),
+            seen.calls * 50 <= seen.checks,
+        );
+        let bound = Bound { burst, permits: rate, period_us: 1_000_000 };
+        let mut admitted = seen.admitted;
+        let excess = bound.excess(&mut admitted);
+        judge.decision(
+            format!("{name}: excess 0, by the store's clock"),
+            format!("{} ({} admitted)", excess.permits, admitted.len()),
+            excess.permits == 0 && !admitted.is_empty(),
+        );
+        let mut groups = seen.groups_us;
+        groups.sort_unstable();
+        let slow = groups.get(groups.len() * 999 / 1_000).copied().unwrap_or(0);
+        judge.note(format!("{name}: p99.9 of 500 checks that come together"), crate::judge::millis(slow));
+    }
+    Some(judge)
+}
+
+async fn ask(store: &str, limit: Limit, time: Duration) -> Seen {
+    let (engine, driver) = RedisEngine::new(RedisConfig::new(store.parse().expect("a store")));
+    tokio::spawn(driver.run());
+    let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+    tokio::spawn(driver.run());
+    let scope = format!("hot_{}", limit.size());
+    let limiter = guard.limiter(&scope, limit, OnFailure::default()).expect("the first limit");
+    let _ = guard.engine().connected(Duration::from_secs(5)).await;
+    let before = guard.engine().stats();
+    let start = Instant::now();
+    let mut ticks = tokio::time::interval(TICK);
+    let mut groups = tokio::task::JoinSet::new();
+    while start.elapsed() < time {
+        ticks.tick().await;
+        let limiter = limiter.clone();
+        groups.spawn(async move {
+            let begun = Instant::now();
+            let checks = (0..TOGETHER).map(|_| limiter.acquire("hot", Ask::of(1)));
+            let verdicts = futures_util::future::join_all(checks).await;
+            (begun.elapsed(), verdicts)
+        });
+    }
+    let mut seen = Seen {
+        checks: 0,
+        exact: 0,
+        calls: 0,
+        remembered: 0,
+        took: Duration::ZERO,
+        admitted: Vec::new(),
+        groups_us: Vec::new(),
+    };
+    while let Some(group) = groups.join_next().await {
+        let Ok((took, verdicts)) = group else { continue };
+        seen.groups_us.push(took.as_micros() as u64);
+        seen.checks += verdicts.len() as u64;
+        for verdict in verdicts.into_iter().filter(|it| it.basis == Basis::Exact) {
+            seen.exact += 1;
+            if verdict.is_admitted() {
+                seen.admitted.push((verdict.decision.at.as_micros(), 1));
+            }
+        }
+    }
+    let after = guard.engine().stats();
+    (seen.took, seen.calls) = (start.elapsed(), after.calls - before.calls);
+    seen.remembered = after.remembered - before.remembered;
+    seen
+}

@@ -1,0 +1,103 @@
+//! The nodes themselves: told to stop, killed, out of files.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use tollgate_testkit::{Process, RedisServer};
+
+use super::{Parts, judge_unnoticed};
+use crate::judge::{Judge, millis};
+use crate::rig::{Pace, Rig, Setup};
+
+/// Something happens to the first node, under load; the others and the embedding program must not notice.
+fn ended(pace: Pace, seed: u64, how: &str, end: impl FnOnce(&mut Process) -> Option<i32>) -> Option<Judge> {
+    let server = RedisServer::build().tcp().start();
+    let mut rig = Rig::start(&format!("redis://{}", server.tcp_address()), Setup::new(seed));
+    let begun = rig.mark("baseline");
+    rig.wait(pace.baseline);
+    let fault = rig.mark(how);
+    let start = Instant::now();
+    let exit = end(&mut rig.nodes[0].process);
+    let took = start.elapsed();
+    rig.mark("the node has ended");
+    rig.wait(pace.fault);
+    let healed = rig.mark("some time later");
+    let mut judge = Judge::of_ending(rig.finish(), how.contains("kill"));
+    judge.note("the node ended", format!("exit {exit:?} after {}", millis(took.as_micros() as u64)));
+    judge.decision("it ends within 2 s", millis(took.as_micros() as u64), took < Duration::from_secs(2));
+    Some(judge_unnoticed(judge, &Parts { begun, fault, healed }, 0, ""))
+}
+
+pub(super) fn terminated(pace: Pace, seed: u64) -> Option<Judge> {
+    ended(pace, seed, "SIGTERM", |node| {
+        node.terminate();
+        node.wait_for_end(Duration::from_secs(15))
+    })
+}
+
+pub(super) fn terminated_twice(pace: Pace, seed: u64) -> Option<Judge> {
+    ended(pace, seed, "SIGTERM twice", |node| {
+        node.terminate();
+        std::thread::sleep(Duration::from_millis(20));
+        node.terminate();
+        node.wait_for_end(Duration::from_secs(15))
+    })
+}
+
+pub(super) fn killed_while_stopping(pace: Pace, seed: u64) -> Option<Judge> {
+    ended(pace, seed, "SIGTERM, then kill -9", |node| {
+        node.terminate();
+        node.kill();
+        node.wait_for_end(Duration::from_secs(15))
+    })
+}
+
+pub(super) fn out_of_files(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::build().tcp().start();
+    let setup = Setup {
+        wrap: Box::new(|command, log| Process::start_with_files_max(&command, log, 64)),
+        ..Setup::new(seed)
+    };
+    let mut rig = Rig::start(&format!("redis://{}", server.tcp_address()), setup);
+    let begun = rig.mark("baseline");
+    rig.wait(pace.baseline);
+    let fault = rig.mark("200 idle connections to each node");
+    let idle: Vec<TcpStream> = rig
+        .nodes
+        .iter()
+        .flat_map(|node| (0..200).map(|_| TcpStream::connect_timeout(&node.address, Duration::from_secs(1))))
+        .filter_map(Result::ok)
+        .collect();
+    // The store's connections are lost just now: there must be files left for new ones.
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    rig.wait(pace.fault);
+    let held = idle.len();
+    drop(idle);
+    let healed = rig.mark("released");
+    let start = Instant::now();
+    let mut answered = Vec::new();
+    for node in &rig.nodes {
+        answered.push(is_answered(node.address));
+    }
+    let took = start.elapsed();
+    rig.wait(pace.recovery);
+    let mut judge = Judge::of(rig.finish());
+    judge.decision(
+        "new clients answered after the release",
+        format!("{answered:?} within {}, {held} had been held", millis(took.as_micros() as u64)),
+        answered.iter().all(|it| *it) && held > 0,
+    );
+    judge.recovered(fault + 200_000);
+    Some(judge_unnoticed(judge, &Parts { begun, fault, healed }, 0, ""))
+}
+
+fn is_answered(address: std::net::SocketAddr) -> bool {
+    use std::io::{Read, Write};
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) else { return false };
+    let request = "GET /actuator/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let mut answer = String::new();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
+        && stream.write_all(request.as_bytes()).is_ok()
+        && stream.read_to_string(&mut answer).is_ok()
+        && answer.starts_with("HTTP/1.1 200")
+}
