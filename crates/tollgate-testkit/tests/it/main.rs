@@ -4,6 +4,7 @@
 mod cluster; // elections and slots on the move
 mod excess; // what counts as too much, in any interval
 mod process; // how a program is held, ended and looked at
+mod proxy; // how badly bytes can be carried
 mod redis; // one server: where it listens, what it survives, how it ends
 mod sentinel; // elections among three stores
 mod tls; // who is let in
