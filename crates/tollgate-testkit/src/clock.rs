@@ -1,0 +1,80 @@
+//! A wall clock for other programs that a test can set while they run.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, LazyLock};
+
+use tempfile::TempDir;
+
+/// A clock that starts with the true time. It is for programs that are linked dynamically and get its
+/// [environment](Self::environment), and only for their time of day: what counts from boot stays true. Its file goes with the
+/// last clone of this, and a server that uses it keeps one.
+#[derive(Clone, Debug)]
+pub struct SteppedClock {
+    directory: Arc<TempDir>,
+}
+
+impl SteppedClock {
+    /// A clock that is right.
+    ///
+    /// # Panics
+    /// If its file cannot be written.
+    #[expect(clippy::new_without_default, reason = "it makes a file")]
+    pub fn new() -> Self {
+        let clock =
+            Self { directory: Arc::new(tempfile::tempdir().expect("a temporary directory can be made")) };
+        clock.step(0);
+        clock
+    }
+
+    /// Sets the clock so many microseconds ahead of the true time, or behind it if negative. From then on it goes on at
+    /// the usual pace. Programs see it the next time they ask.
+    ///
+    /// # Panics
+    /// If its file cannot be written.
+    pub fn step(&self, offset_us: i64) {
+        let sign = if offset_us < 0 { '-' } else { '+' };
+        let (seconds, micros) = (offset_us.unsigned_abs() / 1_000_000, offset_us.unsigned_abs() % 1_000_000);
+        let next = self.directory.path().join("next");
+        // A change of name, so that nobody ever reads half a number.
+        fs::write(&next, format!("{sign}{seconds}.{micros:06}\n"))
+            .and_then(|()| fs::rename(&next, self.file()))
+            .expect("a file in the temporary directory can be written");
+    }
+
+    /// What makes a program use this clock.
+    ///
+    /// # Panics
+    /// If there is no `faketime`.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let file = self.file().to_string_lossy().into_owned();
+        let pairs = [
+            ("LD_PRELOAD", library()),
+            ("FAKETIME_TIMESTAMP_FILE", &file),
+            // Else it would be read every ten seconds.
+            ("FAKETIME_NO_CACHE", "1"),
+            // Under its older name, too.
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+            ("DONT_FAKE_MONOTONIC", "1"),
+        ];
+        pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("offset")
+    }
+}
+
+/// The library that does it. Where it lies differs from system to system, and the program that comes with it knows.
+fn library() -> &'static str {
+    static LIBRARY: LazyLock<String> = LazyLock::new(|| {
+        let output = Command::new("faketime").args(["-f", "+0", "env"]).env_remove("LD_PRELOAD").output();
+        let output = output
+            .unwrap_or_else(|why| panic!("cannot start faketime: {why}; `cargo xtask test` installs it"));
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let library = printed.lines().find_map(|line| line.strip_prefix("LD_PRELOAD="));
+        library.expect("faketime names its library").to_owned()
+    });
+    &LIBRARY
+}
