@@ -49,8 +49,11 @@ impl SteppedClock {
     /// If there is no `faketime`.
     pub fn environment(&self) -> Vec<(String, String)> {
         let file = self.file().to_string_lossy().into_owned();
+        // The C library follows by name, so that memory comes from it. Redis's own allocator asks for the time before the
+        // first library is ready to tell it.
+        let libraries = format!("{} libc.so.6", library());
         let pairs = [
-            ("LD_PRELOAD", library()),
+            ("LD_PRELOAD", libraries.as_str()),
             ("FAKETIME_TIMESTAMP_FILE", &file),
             // Else it would be read every ten seconds.
             ("FAKETIME_NO_CACHE", "1"),
@@ -59,6 +62,14 @@ impl SteppedClock {
             ("DONT_FAKE_MONOTONIC", "1"),
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// Removes what a program under any such clock leaves in shared memory when it is killed.
+    pub(crate) fn tidy_after(process_id: u32) {
+        for name in ["faketime_shm", "sem.faketime_sem"] {
+            // A program that ended by itself has removed it.
+            let _ = fs::remove_file(format!("/dev/shm/{name}_{process_id}"));
+        }
     }
 
     fn file(&self) -> PathBuf {

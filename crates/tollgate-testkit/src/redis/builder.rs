@@ -162,7 +162,8 @@ impl RedisServerBuilder {
             ports,
             directory,
             place: self.place.clone(),
-            _files: (self.tls.as_ref().map(|(files, _)| files.clone()), self.clock.clone()),
+            _tls: self.tls.as_ref().map(|(files, _)| files.clone()),
+            clock: self.clock.clone(),
         }
     }
 
