@@ -1,7 +1,7 @@
 //! A wall clock for other programs that a test can set while they run.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock};
 
@@ -12,8 +12,11 @@ use tempfile::TempDir;
 /// last clone of this, and a server that uses it keeps one.
 #[derive(Clone, Debug)]
 pub struct SteppedClock {
-    directory: Arc<TempDir>,
+    directory: Arc<Directory>,
 }
+
+#[derive(Debug)]
+struct Directory(TempDir);
 
 impl SteppedClock {
     /// A clock that is right.
@@ -22,8 +25,8 @@ impl SteppedClock {
     /// If its file cannot be written.
     #[expect(clippy::new_without_default, reason = "it makes a file")]
     pub fn new() -> Self {
-        let clock =
-            Self { directory: Arc::new(tempfile::tempdir().expect("a temporary directory can be made")) };
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let clock = Self { directory: Arc::new(Directory(directory)) };
         clock.step(0);
         clock
     }
@@ -36,7 +39,7 @@ impl SteppedClock {
     pub fn step(&self, offset_us: i64) {
         let sign = if offset_us < 0 { '-' } else { '+' };
         let (seconds, micros) = (offset_us.unsigned_abs() / 1_000_000, offset_us.unsigned_abs() % 1_000_000);
-        let next = self.directory.path().join("next");
+        let next = self.directory.0.path().join("next");
         // A change of name, so that nobody ever reads half a number.
         fs::write(&next, format!("{sign}{seconds}.{micros:06}\n"))
             .and_then(|()| fs::rename(&next, self.file()))
@@ -64,16 +67,23 @@ impl SteppedClock {
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Removes what a program under any such clock leaves in shared memory when it is killed.
-    pub(crate) fn tidy_after(process_id: u32) {
-        for name in ["faketime_shm", "sem.faketime_sem"] {
-            // A program that ended by itself has removed it.
-            let _ = fs::remove_file(format!("/dev/shm/{name}_{process_id}"));
-        }
-    }
-
     fn file(&self) -> PathBuf {
-        self.directory.path().join("offset")
+        self.directory.0.path().join("offset")
+    }
+}
+
+impl Drop for Directory {
+    /// Removes what programs under such clocks leave in shared memory when they are killed, if they are gone.
+    fn drop(&mut self) {
+        for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let names = ["faketime_shm_", "sem.faketime_sem_"];
+            let owner = names.iter().find_map(|start| name.strip_prefix(start));
+            if owner.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
+                // Somebody else may have been quicker.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub struct RedisServer {
     /// Kept for as long as the server may read them again.
     _tls: Option<TlsFiles>,
     /// Kept for as long as the server looks at it.
-    clock: Option<SteppedClock>,
+    _clock: Option<SteppedClock>,
 }
 
 /// Where a server listens besides its socket.
@@ -93,9 +93,6 @@ impl RedisServer {
     /// Kills it, without a chance to tidy up, and waits until it is gone.
     pub fn kill(&mut self) {
         self.process.kill();
-        if self.clock.is_some() {
-            SteppedClock::tidy_after(self.process.id());
-        }
     }
 
     /// Kills it if it runs, and starts it again: same ports, same directory, same options. Waits until it answers.
@@ -179,12 +176,6 @@ impl RedisServer {
         let log = fs::read_to_string(self.directory.path().join(LOG)).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
-    }
-}
-
-impl Drop for RedisServer {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

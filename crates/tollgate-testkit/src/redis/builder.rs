@@ -163,7 +163,7 @@ impl RedisServerBuilder {
             directory,
             place: self.place.clone(),
             _tls: self.tls.as_ref().map(|(files, _)| files.clone()),
-            clock: self.clock.clone(),
+            _clock: self.clock.clone(),
         }
     }
 
