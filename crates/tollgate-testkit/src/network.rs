@@ -303,18 +303,18 @@ fn owner(name: &str) -> Option<u32> {
 
 /// Removes what processes have left that were killed, or had the number of this one.
 fn remove_stale() {
-    let is_stale = |name: &&str| {
-        owner(name).is_some_and(|id| id == std::process::id() || !Path::new(&format!("/proc/{id}")).exists())
-    };
-    let first_word = |line: &'_ str| line.split_whitespace().next().unwrap_or_default().to_owned();
+    // A process that is dead, but whose end nobody has taken note of yet, has no program any more.
+    let is_dead = |id: u32| fs::read_link(format!("/proc/{id}/exe")).is_err();
+    let is_stale = |name: &str| owner(name).is_some_and(|id| id == std::process::id() || is_dead(id));
+    let first_word = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
     let namespaces = ip(&["netns", "list"]).unwrap_or_default();
-    for name in namespaces.lines().map(first_word).filter(|name| is_stale(&name.as_str())) {
+    for name in namespaces.lines().map(first_word).filter(|name| is_stale(name)) {
         let _ = ip(&["netns", "delete", &name]);
     }
     let links = ip(&["-brief", "link"]).unwrap_or_default();
     for link in links.lines().map(first_word) {
         let name = link.split('@').next().unwrap_or_default();
-        if is_stale(&name) {
+        if is_stale(name) {
             let _ = ip(&["link", "delete", name]);
         }
     }

@@ -12,9 +12,11 @@ fn a_server_follows_every_step() {
         let mut server = RedisServer::build().program(program).clock(&clock).start();
         for offset_us in [0, 3_600_000_000, -3_600_000_000, 1_500_000, -250_000, 0] {
             clock.step(offset_us);
-            let off_us = (server_us(&server) - i128::from(offset_us)).abs_diff(now_us());
-            // As long as it takes to ask.
-            assert!(off_us < 200_000, "{program:?} is {off_us} us off after a step to {offset_us}");
+            let before_us = now_us();
+            let shown_us = server_us(&server) - i128::from(offset_us);
+            // A server may tell the time at which it began to look for questions, not the one at which it answers.
+            let range_us = before_us - 5_000..=now_us() + 5_000;
+            assert!(range_us.contains(&shown_us), "{program:?} after a step to {offset_us}: {shown_us}");
         }
         clock.step(-86_400_000_000);
         server.restart();
