@@ -12,6 +12,7 @@ pub(crate) enum Program {
     RedisCli,
     RedisBenchmark,
     Faketime,
+    Iproute,
     Pip,
     Curl,
     Nginx,
@@ -26,6 +27,7 @@ impl Program {
             Self::RedisCli => "redis-cli",
             Self::RedisBenchmark => "redis-benchmark",
             Self::Faketime => "faketime",
+            Self::Iproute => "ip",
             Self::Pip => "python3",
             Self::Curl => "curl",
             Self::Nginx => "nginx",
@@ -40,6 +42,7 @@ impl Program {
             Self::RedisServer => ["redis-server", "redis", "redis"],
             Self::RedisCli | Self::RedisBenchmark => ["redis-tools", "redis", "redis"],
             Self::Faketime => ["faketime", "libfaketime", "libfaketime"],
+            Self::Iproute => ["iproute2", "iproute", "iproute2mac"],
             Self::Pip => ["python3-pip", "python3-pip", "python3"],
             Self::Curl => ["curl", "curl", "curl"],
             Self::Nginx => ["nginx-light", "nginx", "nginx"],
@@ -52,6 +55,7 @@ impl Program {
     const fn version_arguments(self) -> &'static [&'static str] {
         match self {
             Self::Nginx => &["-v"],
+            Self::Iproute => &["-V"],
             Self::Pip => &["-m", "pip", "--version"],
             Self::RedisServer
             | Self::RedisCli

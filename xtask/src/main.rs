@@ -57,6 +57,7 @@ fn test(long: bool) -> Result<()> {
         Program::RedisCli,
         Program::RedisBenchmark,
         Program::Faketime,
+        Program::Iproute,
         Program::Curl,
     ])?;
     wheel::servers(&root()?)?;

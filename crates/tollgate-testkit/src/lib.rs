@@ -1,10 +1,14 @@
-//! What Tollgate's tests share: real servers on free ports that stop with the test, and seeded randomness.
+//! What Tollgate's tests share: real servers on free ports that stop with the test, what goes wrong around them, and
+//! seeded randomness.
 
+mod clock;
 mod cluster;
 mod excess;
+mod network;
 mod port;
 mod process;
 mod program;
+mod proxy;
 mod random;
 mod redis;
 mod replication;
@@ -13,10 +17,13 @@ mod sentinel;
 mod tls;
 mod usage;
 
+pub use clock::SteppedClock;
 pub use cluster::Cluster;
 pub use excess::{Bound, Excess};
+pub use network::{Network, Place};
 pub use process::{Process, wait_at_most, wait_until};
 pub use program::ServerProgram;
+pub use proxy::{ChaosProxy, Fault};
 pub use random::Random;
 pub use redis::{RedisServer, RedisServerBuilder};
 pub use sentinel::SentinelTrio;

@@ -12,6 +12,8 @@ use tempfile::TempDir;
 
 pub use builder::RedisServerBuilder;
 
+use crate::clock::SteppedClock;
+use crate::network::Place;
 use crate::process::Process;
 use crate::resp::{Fault, Reply, ask_socket};
 use crate::tls::TlsFiles;
@@ -27,8 +29,12 @@ pub struct RedisServer {
     command: Command,
     ports: Ports,
     directory: TempDir,
+    /// Where it runs, if not where the test does.
+    place: Option<Place>,
     /// Kept for as long as the server may read them again.
     _tls: Option<TlsFiles>,
+    /// Kept for as long as the server looks at it.
+    _clock: Option<SteppedClock>,
 }
 
 /// Where a server listens besides its socket.
@@ -66,9 +72,9 @@ impl RedisServer {
     /// Where it listens in plain text.
     ///
     /// # Panics
-    /// If it was built without [`RedisServerBuilder::tcp`].
+    /// If it was built without [`RedisServerBuilder::tcp`] and [`RedisServerBuilder::place`].
     pub fn tcp_address(&self) -> SocketAddr {
-        at(self.ports.tcp.expect("the server was built with tcp()"))
+        self.at(self.ports.tcp.expect("the server was built with tcp()"))
     }
 
     /// Where it listens with TLS.
@@ -76,7 +82,7 @@ impl RedisServer {
     /// # Panics
     /// If it was built without [`RedisServerBuilder::tls`].
     pub fn tls_address(&self) -> SocketAddr {
-        at(self.ports.tls.expect("the server was built with tls()"))
+        self.at(self.ports.tls.expect("the server was built with tls()"))
     }
 
     /// Where it talks to the other nodes of its cluster, if not where its port says.
@@ -94,9 +100,15 @@ impl RedisServer {
     /// # Panics
     /// If it does not start.
     pub fn restart(&mut self) {
+        self.restart_without_waiting();
+        self.wait_until_ready().unwrap_or_else(|log| panic!("the server did not start again:\n{log}"));
+    }
+
+    /// Like [`Self::restart`], but does not wait: at first it is not there, and then it may refuse everything until it
+    /// has loaded what it kept.
+    pub fn restart_without_waiting(&mut self) {
         self.kill();
         self.process = Process::start_with_log(&self.command, &self.directory.path().join(LOG));
-        self.wait_until_ready().unwrap_or_else(|log| panic!("the server did not start again:\n{log}"));
     }
 
     /// Stops it where it stands: its connections stay open, and nothing answers on them.
@@ -156,6 +168,10 @@ impl RedisServer {
         }
     }
 
+    fn at(&self, port: u16) -> SocketAddr {
+        (ip_of(self.place.as_ref()), port).into()
+    }
+
     fn log_end(&self) -> String {
         let log = fs::read_to_string(self.directory.path().join(LOG)).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
@@ -175,6 +191,7 @@ pub(crate) fn redis_cli(command: &mut Command) -> String {
     printed
 }
 
-fn at(port: u16) -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, port).into()
+/// The address of a server, on a machine of its own or on the test's.
+fn ip_of(place: Option<&Place>) -> Ipv4Addr {
+    place.map_or(Ipv4Addr::LOCALHOST, Place::ip)
 }

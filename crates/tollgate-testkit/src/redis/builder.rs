@@ -5,7 +5,9 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{LOG, Ports, RedisServer};
+use super::{LOG, Ports, RedisServer, ip_of};
+use crate::clock::SteppedClock;
+use crate::network::Place;
 use crate::port::free_port;
 use crate::process::Process;
 use crate::program::ServerProgram;
@@ -24,6 +26,8 @@ pub struct RedisServerBuilder {
     tls: Option<(TlsFiles, CertificateFiles)>,
     users: Option<String>,
     append_only: bool,
+    place: Option<Place>,
+    clock: Option<SteppedClock>,
     arguments: Vec<String>,
 }
 
@@ -45,6 +49,8 @@ impl Default for RedisServerBuilder {
             tls: None,
             users: None,
             append_only: false,
+            place: None,
+            clock: None,
             arguments: Vec::new(),
         }
     }
@@ -85,6 +91,18 @@ impl RedisServerBuilder {
     /// Writes every change to disk before it answers, so that a killed server comes back with all it has promised.
     pub fn append_only(mut self) -> Self {
         self.append_only = true;
+        self
+    }
+
+    /// Runs in this place and listens there on TCP, for everybody who reaches it.
+    pub fn place(mut self, place: &Place) -> Self {
+        self.place = Some(place.clone());
+        self.tcp()
+    }
+
+    /// Takes the time of day from this clock.
+    pub fn clock(mut self, clock: &SteppedClock) -> Self {
+        self.clock = Some(clock.clone());
         self
     }
 
@@ -143,7 +161,9 @@ impl RedisServerBuilder {
             command,
             ports,
             directory,
+            place: self.place.clone(),
             _tls: self.tls.as_ref().map(|(files, _)| files.clone()),
+            _clock: self.clock.clone(),
         }
     }
 
@@ -153,7 +173,13 @@ impl RedisServerBuilder {
     }
 
     fn command(&self, directory: &TempDir, ports: Ports) -> Command {
-        let mut command = Command::new(self.program.path());
+        let mut command = match &self.place {
+            Some(place) => place.command(self.program.path()),
+            None => Command::new(self.program.path()),
+        };
+        if let Some(clock) = &self.clock {
+            command.envs(clock.environment());
+        }
         command.current_dir(directory.path());
         let write = |name: &str, text: &str| {
             fs::write(directory.path().join(name), text)
@@ -165,7 +191,12 @@ impl RedisServerBuilder {
         }
         command.arg("--dir").arg(directory.path());
         command.args(["--unixsocket", "redis.sock", "--save", ""]);
-        command.args(["--bind", "127.0.0.1", "--port", &ports.tcp.unwrap_or(0).to_string()]);
+        let ip = ip_of(self.place.as_ref()).to_string();
+        command.args(["--bind", &ip, "--port", &ports.tcp.unwrap_or(0).to_string()]);
+        if self.place.is_some() {
+            // Without passwords, it would otherwise answer only programs of its own place.
+            command.args(["--protected-mode", "no"]);
+        }
         // A replica's first copy would otherwise wait five seconds for others to share it.
         command.args(["--repl-diskless-sync-delay", "0"]);
         if self.append_only {

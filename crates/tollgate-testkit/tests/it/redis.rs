@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use tollgate_testkit::{RedisServer, ServerProgram};
+use tollgate_testkit::{RedisServer, ServerProgram, wait_until};
 
 #[test]
 fn every_program_starts_and_says_its_version() {
@@ -47,6 +47,21 @@ fn a_restart_keeps_the_port_and_what_was_appended() {
         assert!(TcpStream::connect(address).is_ok());
         assert_eq!(server.cli(&["GET", "key"]).trim() == "value", is_kept);
     }
+}
+
+#[test]
+fn a_server_that_loads_slowly_says_so() {
+    let slow = ["--key-load-delay", "500"];
+    let mut server = RedisServer::build().tcp().append_only().args(&slow).start();
+    server.cli(&["EVAL", "for number = 1, 5000 do redis.call('SET', number, number) end", "0"]);
+    server.restart_without_waiting();
+    let ask = || {
+        let mut stream = TcpStream::connect(server.tcp_address()).ok()?;
+        stream.write_all(b"GET 5000\r\n").ok()?;
+        Some(read(&mut stream))
+    };
+    wait_until("it is loading", || ask().is_some_and(|answer| answer.starts_with("-LOADING")));
+    wait_until("it has loaded", || ask().is_some_and(|answer| answer == "$4\r\n5000\r\n"));
 }
 
 #[test]
