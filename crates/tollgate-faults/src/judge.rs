@@ -175,11 +175,7 @@ impl Judge {
         }
         let measured = slowest.map_or("never".to_owned(), millis);
         self.decision("recovers by itself", if slowest.is_some() { "yes" } else { "no" }, slowest.is_some());
-        self.measure(
-            "all well again <= 1.5 s",
-            measured,
-            slowest.is_some_and(|us| us <= RECOVERY_MAX_US),
-        );
+        self.measure("all well again <= 1.5 s", measured, slowest.is_some_and(|us| us <= RECOVERY_MAX_US));
     }
 
     /// In any interval, no key was admitted more by the store than its limit and `more`; and no node admitted more alone than

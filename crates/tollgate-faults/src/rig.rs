@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -50,23 +49,15 @@ pub(crate) struct Setup {
     pub(crate) seed: u64,
     /// Checks a second by the program that embeds the library.
     pub(crate) rate: u64,
-    /// Added to the configuration of each node.
-    pub(crate) config: String,
-    /// The command of each node: the plain program by default.
-    pub(crate) wrap: Box<dyn Fn(Command, &std::path::Path) -> Process>,
+    /// How many files a node may open.
+    pub(crate) files_max: Option<u32>,
     /// Extra environment of nodes and worker.
     pub(crate) environment: Vec<(String, String)>,
 }
 
 impl Setup {
     pub(crate) fn new(seed: u64) -> Self {
-        Self {
-            seed,
-            rate: 1_000,
-            config: String::new(),
-            wrap: Box::new(|command, log| Process::start_with_log(&command, log)),
-            environment: Vec::new(),
-        }
+        Self { seed, rate: 1_000, files_max: None, environment: Vec::new() }
     }
 }
 
@@ -92,12 +83,15 @@ pub(crate) struct Node {
 impl Node {
     fn start(directory: &std::path::Path, number: usize, store: &str, setup: &Setup) -> Self {
         let config = directory.join(format!("node{number}.yaml"));
-        std::fs::write(&config, format!("{CONFIG}{}", setup.config)).expect("the configuration is written");
+        std::fs::write(&config, CONFIG).expect("the configuration is written");
         let log = directory.join(format!("node{number}.log"));
         let mut command = program("tollgate");
         command.args(["--listen", "127.0.0.1:0", "--store", store, "--config"]).arg(&config);
         command.envs(setup.environment.iter().cloned());
-        let process = (setup.wrap)(command, &log);
+        let process = match setup.files_max {
+            Some(most) => Process::start_with_files_max(&command, &log, most),
+            None => Process::start_with_log(&command, &log),
+        };
         let mut address = None;
         wait_at_most(Duration::from_secs(20), "a node listens", || {
             let text = std::fs::read_to_string(&log).unwrap_or_default();

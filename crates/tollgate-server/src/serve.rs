@@ -64,7 +64,7 @@ pub(crate) async fn serve(
     metrics: SharedMetrics,
     stopping: Stopping,
 ) {
-    let places = Arc::new(Semaphore::new(limits.max_connections));
+    let places = Arc::new(Semaphore::new(connections_max(limits.max_connections)));
     let addresses = Arc::new(Addresses { open: Mutex::default(), most: limits.max_connections_per_address });
     let connections = TaskTracker::new();
     loop {
@@ -98,6 +98,26 @@ pub(crate) async fn serve(
     if tokio::time::timeout(limits.drain_timeout, connections.wait()).await.is_err() {
         tracing::warn!(connections = connections.len(), "stopped before all connections had ended");
     }
+}
+
+/// Files that are left for the store, for logs and for the system: of few files, half.
+const FILES_RESERVED: u64 = 128;
+
+/// As many connections as are wanted, if the system gives the process so many files: should clients take all of them, no
+/// connection to the store could be opened again.
+fn connections_max(wanted: usize) -> usize {
+    let Some(files) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current else {
+        return wanted;
+    };
+    let most = usize::try_from(files - FILES_RESERVED.min(files / 2)).unwrap_or(usize::MAX);
+    if most < wanted {
+        tracing::info!(
+            files,
+            connections = most,
+            "fewer connections than configured: the system allows few files"
+        );
+    }
+    wanted.min(most)
 }
 
 /// Holds one connection until it ends, is idle or slow for too long, or the service stops.

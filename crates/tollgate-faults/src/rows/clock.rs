@@ -23,7 +23,9 @@ fn of_store(pace: Pace, seed: u64, step_us: i64) -> Option<Judge> {
         ("some time later", |_, _| ()),
     );
     let (mut longest, mut last) = (0, [parts.fault; HOT_KEYS as usize * 3]);
-    for it in judge.between(parts.fault, judge.run.end).filter(|it| it.allowed && u64::from(it.key) < HOT_KEYS) {
+    for it in
+        judge.between(parts.fault, judge.run.end).filter(|it| it.allowed && u64::from(it.key) < HOT_KEYS)
+    {
         let key = usize::from(it.limit) * HOT_KEYS as usize + it.key as usize;
         longest = longest.max(it.at_us - last[key]);
         last[key] = it.at_us;

@@ -145,9 +145,10 @@ pub(super) fn majority_lost(pace: Pace, seed: u64) -> Option<Judge> {
         cluster.node_mut(*primary).restart();
     }
     wait_at_most(Duration::from_secs(30), "the cluster is whole", || {
-        cluster.nodes().iter().all(|node| {
-            cluster.node(*node).cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
-        })
+        cluster
+            .nodes()
+            .iter()
+            .all(|node| cluster.node(*node).cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
     });
     let healed = rig.mark("cluster_state:ok");
     rig.wait(pace.recovery);

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate::{Ask, Basis, Clock, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, TokenBucket};
+use tollgate::{
+    Ask, Basis, Clock, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, TokenBucket,
+};
 use tollgate_testkit::{Bound, RedisServer};
 
 use crate::judge::Judge;
@@ -28,7 +30,9 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::start();
     let mut judge = Judge::bare(seed);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().ok()?;
-    for (name, burst, rate) in [("exhausted: 1,000/s", 1_000, 1_000), ("plenty: 1,000,000/s", 1_000_000, 1_000_000)] {
+    for (name, burst, rate) in
+        [("exhausted: 1,000/s", 1_000, 1_000), ("plenty: 1,000,000/s", 1_000_000, 1_000_000)]
+    {
         let limit = TokenBucket::new(burst, Rate::per_second(rate)).expect("a limit that can be exact");
         let seen = runtime.block_on(ask(&server.url(), Limit::TokenBucket(limit), pace.fault / 2));
         let per_second = |count: u64| (count as f64 / seen.took.as_secs_f64()) as u64;
@@ -42,7 +46,11 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
         );
         judge.measure(
             format!("{name}: calls <= 2% of the checks"),
-            format!("{} calls/s, {} denials/s remembered", per_second(seen.calls), per_second(seen.remembered)),
+            format!(
+                "{} calls/s, {} denials/s remembered",
+                per_second(seen.calls),
+                per_second(seen.remembered)
+            ),
             seen.calls * 50 <= seen.checks,
         );
         let bound = Bound { burst, permits: rate, period_us: 1_000_000 };

@@ -130,7 +130,7 @@ pub(super) fn powered_off(pace: Pace, seed: u64) -> Option<Judge> {
         return None;
     }
     let network = Network::new();
-    let mut place = network.place();
+    let place = network.place();
     let server = RedisServer::build().place(&place).start();
     let address = server.tcp_address();
     let mut rig = Rig::start(&format!("redis://{address}"), Setup::new(seed));

@@ -54,10 +54,7 @@ pub(super) fn killed_while_stopping(pace: Pace, seed: u64) -> Option<Judge> {
 
 pub(super) fn out_of_files(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
-    let setup = Setup {
-        wrap: Box::new(|command, log| Process::start_with_files_max(&command, log, 64)),
-        ..Setup::new(seed)
-    };
+    let setup = Setup { files_max: Some(64), ..Setup::new(seed) };
     let mut rig = Rig::start(&format!("redis://{}", server.tcp_address()), setup);
     let begun = rig.mark("baseline");
     rig.wait(pace.baseline);

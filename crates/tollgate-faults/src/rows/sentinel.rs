@@ -60,10 +60,8 @@ pub(super) fn switched(pace: Pace, seed: u64) -> Option<Judge> {
         format!("{refused} READONLY, {in_flight} checks meanwhile"),
         refused * 20 <= in_flight,
     );
-    let others = judge
-        .between(fault, judge.run.end)
-        .filter(|it| it.ground != crate::record::Ground::Exact)
-        .count();
+    let others =
+        judge.between(fault, judge.run.end).filter(|it| it.ground != crate::record::Ground::Exact).count();
     judge.note("answered without the store", others);
     judge.excess(0, "");
     judge.latency(begun, fault, healed);

@@ -56,7 +56,9 @@ pub(super) fn loading(pace: Pace, seed: u64) -> Option<Judge> {
     // Some thousand keys are there when it is killed; each takes its time.
     let delay_us = (pace.fault.as_micros() / 4_000).to_string();
     let server = RedisServer::build().tcp().append_only();
-    let mut server = server.args(&["--key-load-delay", &delay_us, "--loading-process-events-interval-bytes", "1024"]).start();
+    let mut server = server
+        .args(&["--key-load-delay", &delay_us, "--loading-process-events-interval-bytes", "1024"])
+        .start();
     let store = url(&server);
     let short = Pace { fault: std::time::Duration::ZERO, ..pace };
     let (judge, parts) = play(
