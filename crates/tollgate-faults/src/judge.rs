@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::record::{Ground, Record};
 use crate::rig::{Run, SHARERS};
-use crate::traffic::{LIMITS, RATE, TestLimit};
+use crate::traffic::{BURST, LIMITS, RATE, TestLimit};
 
 /// What a claim is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -182,14 +182,17 @@ impl Judge {
     /// its share.
     pub(crate) fn excess(&mut self, more: u64, why: &str) {
         let (mut exact, mut alone, mut all) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let mut slowest = 0;
+        let (mut slowest, mut first_alone, mut last_alone) = (0, u64::MAX, 0);
         for it in self.run.records.iter().filter(|it| it.allowed) {
             let group: &mut Vec<(u64, u64)> = match it.ground {
                 Ground::Exact => {
                     slowest = slowest.max(it.took_us);
                     exact.entry((it.limit, it.key)).or_default()
                 }
-                Ground::Local => alone.entry((it.limit, it.key, it.node)).or_default(),
+                Ground::Local => {
+                    (first_alone, last_alone) = (first_alone.min(it.at_us), last_alone.max(it.at_us));
+                    alone.entry((it.limit, it.key, it.node)).or_default()
+                }
                 Ground::Open | Ground::Closed | Ground::None => continue,
             };
             group.push((it.at_us, 1));
@@ -211,10 +214,11 @@ impl Judge {
         self.decision(format!("excess <= {more}{why}"), told, by_store <= more + tolerance && keys > 0);
         let told = format!("{by_one} over, {admitted_alone} admitted");
         self.decision("alone: within a node's share", told, by_one <= tolerance);
-        // The shares of all nodes are a limit of their own, which begins full.
-        let most_of_all = more + TestLimit::bound().burst + tolerance;
-        let told = format!("{by_all}");
-        self.decision(format!("both together <= {}", most_of_all - tolerance), told, by_all <= most_of_all);
+        // The shares of all nodes are a limit of their own, which begins full; and what flows back to the store's state
+        // meanwhile is not taken by it.
+        let outage_us = last_alone.saturating_sub(first_alone);
+        let both = more + BURST + (RATE * outage_us).div_ceil(1_000_000).min(BURST);
+        self.decision(format!("both together <= {both}"), by_all, by_all <= both + tolerance);
     }
 
     /// No decision took longer than its deadline and what the same load takes without the fault.

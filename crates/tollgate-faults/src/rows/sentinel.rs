@@ -7,6 +7,7 @@ use tollgate_testkit::SentinelTrio;
 use super::Parts;
 use crate::judge::Judge;
 use crate::rig::{Pace, Rig, Setup};
+use crate::traffic::BURST;
 
 /// A primary is killed, and the sentinels act when they have missed it for as long as they were told to.
 fn without_primary(pace: Pace, seed: u64, missed_for: Duration) -> Option<Judge> {
@@ -63,7 +64,7 @@ pub(super) fn switched(pace: Pace, seed: u64) -> Option<Judge> {
     let others =
         judge.between(fault, judge.run.end).filter(|it| it.ground != crate::record::Ground::Exact).count();
     judge.note("answered without the store", others);
-    judge.excess(0, "");
+    judge.excess(BURST, " (what the old one takes last is lost)");
     judge.latency(begun, fault, healed);
     judge.recovered(healed);
     judge.no_leak();

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::time::Instant;
 use tollgate_core::{Decision, Limit, Outcome};
 
@@ -85,7 +84,7 @@ impl Call {
         let slot = self.inner.routes.slot(key);
         let (limit, logs) = (&self.limit, self.inner.logs);
         let change = match steps {
-            [Step::Reset] => self.inner.call(key, slot, deadline, |_| del(key)).await,
+            [Step::Reset] => self.inner.call(key, slot, deadline, |_| script::forget(key)).await,
             [Step::Change(it)] => {
                 self.inner.call(key, slot, deadline, |now| script::change(limit, logs, key, *it, now)).await
             }
@@ -129,12 +128,6 @@ impl Call {
             }
         }
     }
-}
-
-fn del(key: &str) -> Cmd {
-    let mut command = Cmd::new();
-    command.arg("DEL").arg(key);
-    command
 }
 
 /// A call that goes on with the driver if its caller leaves: others may be waiting for it.

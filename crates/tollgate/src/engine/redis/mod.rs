@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::Cmd;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::DropGuard;
 use tollgate_core::{Ask, Decision, Limit, Standing, Timestamp};
@@ -36,7 +35,7 @@ use self::lines::{Entered, LineKey, Lines, Remembering, Step};
 use self::presence::Presence;
 pub use self::routes::ServerStatus;
 use self::routes::{Reply, Routes};
-use self::script::{Change, Question};
+use self::script::{Change, Command, Question};
 pub use self::url::{StoreUrl, StoreUrlError};
 use super::RateLimiter;
 use crate::clock::Clock;
@@ -214,7 +213,7 @@ impl Inner {
         key: &str,
         slot: u16,
         deadline: Instant,
-        command: impl Fn(Option<Timestamp>) -> Cmd,
+        command: impl Fn(Option<Timestamp>) -> Command,
     ) -> Result<Reply, StoreError> {
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
         let handed_in = self.clock.as_ref().map(Clock::now);

@@ -1,5 +1,6 @@
 //! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tollgate_core::{BreakerConfig, Timestamp};
 
 use super::error::{StoreError, connect_error, is_refusal};
 use super::fuse::Fuse;
-use super::script::SCRIPTS;
+use super::script::{SCRIPTS, Script};
 use super::url::Address;
 
 /// How to enter servers.
@@ -104,8 +105,8 @@ pub(super) struct Node {
     /// Where scripts may not read the time: the last that the server told, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
-    /// When the scripts were last loaded because they were missing.
-    loaded: tokio::sync::Mutex<Option<Instant>>,
+    /// When scripts were last loaded because they were missing, by their names.
+    loaded: tokio::sync::Mutex<HashMap<&'static str, Instant>>,
     /// When a key that is on the move was last asked for here: such a node may have no slots yet.
     asked: Mutex<Option<Instant>>,
     /// Which calls go through.
@@ -161,7 +162,7 @@ impl Node {
             entry,
             clock: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
-            loaded: tokio::sync::Mutex::new(None),
+            loaded: tokio::sync::Mutex::default(),
             asked: Mutex::new(None),
             fuse,
             doubt,
@@ -358,7 +359,7 @@ impl Node {
             if self.entry.primaries_only {
                 self.expect_primary(&mut connection).await?;
             }
-            self.load_scripts(&mut connection).await?;
+            load(&mut connection, SCRIPTS.all()).await?;
             self.probe_clock(&mut connection).await?;
             self.warn_of_eviction(&mut connection).await;
             Ok(connection)
@@ -391,29 +392,17 @@ impl Node {
         }
     }
 
-    /// Makes the scripts known to a server that has forgotten them: once for all calls that were sent before it is done.
-    pub(super) async fn reload_scripts(&self, borrowed: &mut Borrowed, sent: Instant) -> RedisResult<()> {
+    /// Makes a script known to a server that has forgotten it: once for all calls that were sent before it is done.
+    pub(super) async fn reload(
+        &self,
+        script: &'static Script,
+        borrowed: &mut Borrowed,
+        sent: Instant,
+    ) -> RedisResult<()> {
         let mut loaded = self.loaded.lock().await;
-        if loaded.is_none_or(|loaded| loaded < sent) {
-            self.load_scripts(&mut borrowed.connection).await?;
-            *loaded = Some(Instant::now());
-        }
-        Ok(())
-    }
-
-    async fn load_scripts(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        let mut load = Pipeline::new();
-        for script in SCRIPTS.all() {
-            load.cmd("SCRIPT").arg("LOAD").arg(&script.source);
-        }
-        let answers = connection.send_packed_commands(&load, 0, load.len()).await?;
-        for (script, answer) in SCRIPTS.all().zip(answers) {
-            let name = single(Ok(answer))?;
-            if !matches!(&name, Value::BulkString(sha) if *sha == script.sha.as_bytes()) {
-                let why =
-                    (redis::ErrorKind::Client, "SCRIPT LOAD was answered strangely", format!("{name:?}"));
-                return Err(why.into());
-            }
+        if loaded.get(script.sha.as_str()).is_none_or(|loaded| *loaded < sent) {
+            load(&mut borrowed.connection, [script]).await?;
+            loaded.insert(&script.sha, Instant::now());
         }
         Ok(())
     }
@@ -457,7 +446,7 @@ impl Node {
         let mut ask = Cmd::new();
         ask.arg("CONFIG").arg("GET").arg("maxmemory-policy");
         let Ok(Ok(answer)) = single(connection.send_packed_command(&ask).await)
-            .map(redis::from_redis_value::<std::collections::HashMap<String, String>>)
+            .map(redis::from_redis_value::<HashMap<String, String>>)
         else {
             return;
         };
@@ -470,6 +459,27 @@ impl Node {
             );
         }
     }
+}
+
+/// Makes scripts known to a server.
+async fn load(
+    connection: &mut MultiplexedConnection,
+    scripts: impl IntoIterator<Item = &'static Script>,
+) -> RedisResult<()> {
+    let scripts: Vec<_> = scripts.into_iter().collect();
+    let mut load = Pipeline::new();
+    for script in &scripts {
+        load.cmd("SCRIPT").arg("LOAD").arg(&script.source);
+    }
+    let answers = connection.send_packed_commands(&load, 0, load.len()).await?;
+    for (script, answer) in scripts.iter().zip(answers) {
+        let name = single(Ok(answer))?;
+        if !matches!(&name, Value::BulkString(sha) if *sha == script.sha.as_bytes()) {
+            let why = (redis::ErrorKind::Client, "SCRIPT LOAD was answered strangely", format!("{name:?}"));
+            return Err(why.into());
+        }
+    }
+    Ok(())
 }
 
 /// An answer that is an error counts as one.

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::{Instant, sleep};
 
-use super::KEY_PREFIX;
 use super::node::jittered;
 use super::routes::Routes;
-use super::script::SCRIPTS;
+use super::{KEY_PREFIX, script};
 
 /// How often a node says that it lives.
 const SAY_EVERY: Duration = Duration::from_secs(1);
@@ -43,16 +42,7 @@ impl Presence {
         let key = format!("{KEY_PREFIX}:nodes");
         let slot = routes.slot(&key);
         loop {
-            let say = |now: Option<tollgate_core::Timestamp>| {
-                let mut command = Cmd::new();
-                command.arg("EVALSHA").arg(&SCRIPTS.presence.sha).arg(1).arg(&key);
-                match now {
-                    Some(now) => command.arg(now.as_micros()),
-                    None => command.arg(""),
-                };
-                command.arg(&self.id).arg(COUNTS_FOR.as_micros() as u64);
-                command
-            };
+            let say = |now| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, now);
             // What goes wrong here goes wrong for checks as well, and is told of them.
             if let Ok(reply) = routes.call(&key, slot, 0, Instant::now() + deadline, say).await
                 && let Value::Int(nodes) = reply.value

@@ -14,6 +14,7 @@ use tollgate_core::{BreakerState, Timestamp};
 use super::driver::Tasks;
 use super::error::{Fault, Redirect, StoreError, connect_error, fault, is_refusal};
 use super::node::{Entry, Node, PAUSE_MAX, PAUSE_REFUSED, jittered, single};
+use super::script::Command;
 use super::slot::{SLOTS, slot_of};
 use super::url::{Address, Shape};
 
@@ -150,7 +151,7 @@ impl Routes {
         slot: u16,
         hash: u64,
         deadline: Instant,
-        command: impl Fn(Option<Timestamp>) -> Cmd,
+        command: impl Fn(Option<Timestamp>) -> Command,
     ) -> Result<Reply, StoreError> {
         let begun = Instant::now();
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
@@ -168,14 +169,14 @@ impl Routes {
                     return Err(why);
                 }
             };
-            let command = command(at.estimated_now());
+            let Command { said, script } = command(at.estimated_now());
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
             let answer = timeout_at(deadline, async {
                 if asking {
-                    return send_asking(connection, &command).await;
+                    return send_asking(connection, &said).await;
                 }
-                single(connection.send_packed_command(&command).await)
+                single(connection.send_packed_command(&said).await)
             });
             let error = match answer.await {
                 Ok(Ok(value)) => {
@@ -193,26 +194,26 @@ impl Routes {
                 }
             };
             asking = false;
-            let why = match fault(&error, &at.name, key) {
-                Fault::NoScript if !loaded => {
+            let why = match (fault(&error, &at.name, key), script) {
+                (Fault::NoScript, Some(script)) if !loaded => {
                     loaded = true;
                     // The script is asked for where it was missing, which may be where a redirect has led.
                     asking = redirects > 0;
-                    let load = at.reload_scripts(&mut borrowed, sent);
+                    let load = at.reload(script, &mut borrowed, sent);
                     match timeout_at(deadline, load).await {
                         Ok(Ok(())) => continue,
                         Ok(Err(error)) => connect_error(&error, &at.name),
                         Err(_) => late(),
                     }
                 }
-                Fault::NoScript => StoreError::protocol("a script is gone as soon as it is loaded"),
-                Fault::Moved(redirect) if redirects < REDIRECTS_MAX => {
+                (Fault::NoScript, _) => StoreError::protocol("a script is gone as soon as it is loaded"),
+                (Fault::Moved(redirect), _) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
                     node = self.moved(&redirect, &at);
                     crossing.succeeded();
                     continue;
                 }
-                Fault::Ask(redirect) if redirects < REDIRECTS_MAX => {
+                (Fault::Ask(redirect), _) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
                     asking = true;
                     node = self.adopt(&redirect.address(&at));
@@ -220,33 +221,33 @@ impl Routes {
                     crossing.succeeded();
                     continue;
                 }
-                Fault::Moved(_) | Fault::Ask(_) => {
+                (Fault::Moved(_) | Fault::Ask(_), _) => {
                     self.doubt.notify_one();
                     let why = "the cluster sends this key in circles".into();
                     StoreError::Unavailable { server: Arc::clone(&at.name), why }
                 }
-                Fault::TryAgain => {
+                (Fault::TryAgain, _) => {
                     asking = redirects > 0;
                     crossing.succeeded();
                     timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await.map_err(|_| late())?;
                     continue;
                 }
-                Fault::Broken(why) => {
+                (Fault::Broken(why), _) => {
                     at.lost(&borrowed);
                     why
                 }
-                Fault::Demoted(why) => {
+                (Fault::Demoted(why), _) => {
                     // Behind the same name there may be another server by now.
                     at.lost(&borrowed);
                     self.doubt.notify_one();
                     why
                 }
                 // A key that is not ours says nothing of its server.
-                Fault::Answered(why @ StoreError::Foreign { .. }) => {
+                (Fault::Answered(why @ StoreError::Foreign { .. }), _) => {
                     crossing.succeeded();
                     return Err(why);
                 }
-                Fault::Answered(why) => {
+                (Fault::Answered(why), _) => {
                     if matches!(why, StoreError::Unavailable { .. }) {
                         self.doubt.notify_one();
                     }

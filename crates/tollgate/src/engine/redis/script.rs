@@ -200,8 +200,28 @@ impl Numbers {
     }
 }
 
+/// A command, and the script that the server must know for it.
+pub(super) struct Command {
+    pub(super) said: Cmd,
+    pub(super) script: Option<&'static Script>,
+}
+
+/// The command that forgets a key.
+pub(super) fn forget(key: &str) -> Command {
+    let mut said = Cmd::new();
+    said.arg("DEL").arg(key);
+    Command { said, script: None }
+}
+
+/// The call that says that a node lives.
+pub(super) fn live(key: &str, node: &str, counts_for_us: u64, now: Option<Timestamp>) -> Command {
+    let mut command = evalsha(&SCRIPTS.presence, &[key], now);
+    command.said.arg(node).arg(counts_for_us);
+    command
+}
+
 /// A call of a script: EVALSHA, its keys, and the time if it is not to read its own.
-fn evalsha(script: &Script, keys: &[&str], now: Option<Timestamp>) -> Cmd {
+fn evalsha(script: &'static Script, keys: &[&str], now: Option<Timestamp>) -> Command {
     let mut command = Cmd::with_capacity(16, 256);
     command.arg("EVALSHA").arg(&script.sha).arg(keys.len());
     for key in keys {
@@ -211,7 +231,7 @@ fn evalsha(script: &Script, keys: &[&str], now: Option<Timestamp>) -> Cmd {
         Some(now) => command.arg(now.as_micros()),
         None => command.arg(""),
     };
-    command
+    Command { said: command, script: Some(script) }
 }
 
 /// The call that answers questions on one key.
@@ -221,13 +241,13 @@ pub(super) fn ask(
     key: &str,
     questions: &[Question],
     now: Option<Timestamp>,
-) -> Cmd {
+) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
     let mut numbers = Numbers::of(limit);
     for run in &runs(limit, questions) {
         numbers.add_run(run);
     }
-    command.arg("ask").arg(numbers.0);
+    command.said.arg("ask").arg(numbers.0);
     command
 }
 
@@ -238,7 +258,7 @@ pub(super) fn change(
     key: &str,
     change: Change,
     now: Option<Timestamp>,
-) -> Cmd {
+) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
     let mut numbers = Numbers::of(limit);
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
@@ -253,7 +273,7 @@ pub(super) fn change(
             "charge"
         }
     };
-    command.arg(operation).arg(numbers.0);
+    command.said.arg(operation).arg(numbers.0);
     command
 }
 
@@ -263,13 +283,17 @@ pub(super) const fn now_or_not(cost: u64) -> Ask {
 }
 
 /// The call that takes from several limits or from none.
-pub(super) fn ask_several(checks: &[(&Limit, &str, u64)], logs: LogStorage, now: Option<Timestamp>) -> Cmd {
+pub(super) fn ask_several(
+    checks: &[(&Limit, &str, u64)],
+    logs: LogStorage,
+    now: Option<Timestamp>,
+) -> Command {
     let keys: Vec<_> = checks.iter().map(|(_, key, _)| *key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, now);
     for (limit, _, cost) in checks {
         let mut numbers = Numbers::of(limit);
         numbers.add_run(&Run { cost: *cost, wait: 0, count: 1 });
-        command.arg(BODIES[home(limit, logs)].0).arg(numbers.0);
+        command.said.arg(BODIES[home(limit, logs)].0).arg(numbers.0);
     }
     command
 }
