@@ -44,6 +44,8 @@ pub struct Finding {
     pub claims: Vec<Claim>,
     /// What happened when, and the seed that draws the same load again.
     pub timeline: String,
+    /// What the nodes had to say about it.
+    pub warnings: Vec<String>,
 }
 
 impl Finding {
@@ -67,6 +69,9 @@ const WELL_AFTER: usize = 20;
 /// Memory comes and goes with allocators; a leak goes on.
 const RSS_GROWTH_MAX: u64 = 16 << 20;
 
+/// Lines of the nodes' logs that are kept.
+const WARNINGS_MAX: usize = 20;
+
 /// Writes the claims of one run.
 pub(crate) struct Judge {
     pub(crate) run: Run,
@@ -76,31 +81,36 @@ pub(crate) struct Judge {
 impl Judge {
     /// Everything that is promised of every run: answers, ends, no panic, replies that belong to their calls.
     pub(crate) fn of(run: Run) -> Self {
-        Self::of_ending(run, false)
+        let mut judge = Self { run, claims: Vec::new() };
+        let unanswered = judge.run.records.iter().filter(|it| it.node > 0 && it.status == 0).count();
+        judge.decision("all requests answered", format!("all but {unanswered}"), unanswered == 0);
+        judge.ended(0);
+        judge
     }
 
-    /// The same of a run in which a node may have been killed, and what it had under way with it.
-    pub(crate) fn of_ending(run: Run, killed: bool) -> Self {
+    /// The same of a run in which a node was ended at once, and with it what it had under way. It may not have ended well.
+    pub(crate) fn of_hurried(run: Run, ended_badly: usize) -> Self {
         let mut judge = Self { run, claims: Vec::new() };
-        let http = || judge.run.records.iter().filter(|it| it.node > 0);
-        let unanswered = http().filter(|it| it.status == 0).count();
-        let may_refuse = |it: &Record| LIMITS[usize::from(it.limit)].ground() == Ground::Closed;
-        let wrong = http().filter(|it| it.status >= 500 && !(it.status == 503 && may_refuse(it))).count();
-        let checks = judge.run.records.len();
-        let told = format!("{} of {checks}, {wrong} others", checks - unanswered);
-        if killed {
-            judge.decision("5xx only where closed", told, wrong == 0 && checks > 0);
-        } else {
-            let holds = unanswered == 0 && wrong == 0 && checks > 0;
-            judge.decision("all answered, 5xx only where closed", told, holds);
-        }
-        let panics = judge.run.logs.matches("panicked").count();
-        let exits = judge.run.exits.iter().filter(|exit| **exit != Some(0)).count();
-        let told = format!("{panics} panics, {exits} others");
-        judge.decision("no panic, exit 0", told, panics == 0 && exits == usize::from(killed));
-        let foreign = judge.run.summary.as_ref().map_or(u64::MAX, |summary| summary.not_understood);
-        judge.decision("replies of other calls 0", foreign, foreign == 0);
+        judge.ended(ended_badly);
         judge
+    }
+
+    fn ended(&mut self, badly: usize) {
+        let checks = self.run.records.len();
+        let may_refuse = |it: &Record| LIMITS[usize::from(it.limit)].ground() == Ground::Closed;
+        let errors = self.run.records.iter().filter(|it| it.status >= 500);
+        let wrong = errors.filter(|it| !(it.status == 503 && may_refuse(it))).count();
+        self.decision(
+            "5xx only where closed",
+            format!("{wrong} others of {checks}"),
+            wrong == 0 && checks > 0,
+        );
+        let panics = self.run.logs.matches("panicked").count();
+        let exits = self.run.exits.iter().filter(|exit| **exit != Some(0)).count();
+        let told = format!("{panics} panics, {exits} other exits");
+        self.decision("no panic, exit 0", told, panics == 0 && exits == badly);
+        let foreign = self.run.summary.as_ref().map_or(u64::MAX, |summary| summary.not_understood);
+        self.decision("replies of other calls 0", foreign, foreign == 0);
     }
 
     /// For what needs no rig.
@@ -270,7 +280,10 @@ impl Judge {
             .map(|(at, what)| format!("{:.3} s {what}", (at - zero) as f64 / 1e6))
             .collect();
         let timeline = format!("seed {}: {}", self.run.seed, times.join("; "));
-        Finding { row: row.to_owned(), fault: fault.to_owned(), claims: self.claims, timeline }
+        let mut warnings: Vec<_> =
+            self.run.logs.lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect();
+        warnings.truncate(WARNINGS_MAX);
+        Finding { row: row.to_owned(), fault: fault.to_owned(), claims: self.claims, timeline, warnings }
     }
 }
 

@@ -113,6 +113,9 @@ fn print(finding: &Finding) {
         println!("  {mark} {}: {}", claim.expected, claim.measured);
     }
     println!("  {}", finding.timeline);
+    if !finding.holds() {
+        finding.warnings.iter().for_each(|line| println!("  {line}"));
+    }
 }
 
 /// One table: a row of the matrix a line, with what is most asked for.

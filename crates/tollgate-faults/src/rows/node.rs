@@ -7,10 +7,16 @@ use tollgate_testkit::{Process, RedisServer};
 
 use super::{Parts, judge_unnoticed};
 use crate::judge::{Judge, millis};
-use crate::rig::{Pace, Rig, Setup};
+use crate::rig::{Node, Pace, Rig, Run, Setup};
 
 /// Something happens to the first node, under load; the others and the embedding program must not notice.
-fn ended(pace: Pace, seed: u64, how: &str, end: impl FnOnce(&mut Process) -> Option<i32>) -> Option<Judge> {
+fn ended(
+    pace: Pace,
+    seed: u64,
+    how: &str,
+    end: impl FnOnce(&mut Process) -> Option<i32>,
+    judge: impl FnOnce(Run) -> Judge,
+) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
     let mut rig = Rig::start(&format!("redis://{}", server.tcp_address()), Setup::new(seed));
     let begun = rig.mark("baseline");
@@ -22,34 +28,37 @@ fn ended(pace: Pace, seed: u64, how: &str, end: impl FnOnce(&mut Process) -> Opt
     rig.mark("the node has ended");
     rig.wait(pace.fault);
     let healed = rig.mark("some time later");
-    let mut judge = Judge::of_ending(rig.finish(), how.contains("kill"));
-    judge.note("the node ended", format!("exit {exit:?} after {}", millis(took.as_micros() as u64)));
-    judge.decision("it ends within 2 s", millis(took.as_micros() as u64), took < Duration::from_secs(2));
+    let mut judge = judge(rig.finish());
+    let told = format!("exit {exit:?} after {}", millis(took.as_micros() as u64));
+    judge.decision("ends within 2 s", told, took < Duration::from_secs(2));
     Some(judge_unnoticed(judge, &Parts { begun, fault, healed }, 0, ""))
 }
 
 pub(super) fn terminated(pace: Pace, seed: u64) -> Option<Judge> {
-    ended(pace, seed, "SIGTERM", |node| {
+    let end = |node: &mut Process| {
         node.terminate();
         node.wait_for_end(Duration::from_secs(15))
-    })
+    };
+    ended(pace, seed, "SIGTERM", end, Judge::of)
 }
 
 pub(super) fn terminated_twice(pace: Pace, seed: u64) -> Option<Judge> {
-    ended(pace, seed, "SIGTERM twice", |node| {
+    let end = |node: &mut Process| {
         node.terminate();
         std::thread::sleep(Duration::from_millis(20));
         node.terminate();
         node.wait_for_end(Duration::from_secs(15))
-    })
+    };
+    ended(pace, seed, "SIGTERM twice", end, |run| Judge::of_hurried(run, 0))
 }
 
 pub(super) fn killed_while_stopping(pace: Pace, seed: u64) -> Option<Judge> {
-    ended(pace, seed, "SIGTERM, then kill -9", |node| {
+    let end = |node: &mut Process| {
         node.terminate();
         node.kill();
         node.wait_for_end(Duration::from_secs(15))
-    })
+    };
+    ended(pace, seed, "SIGTERM, then kill -9", end, |run| Judge::of_hurried(run, 1))
 }
 
 pub(super) fn out_of_files(pace: Pace, seed: u64) -> Option<Judge> {
@@ -59,12 +68,10 @@ pub(super) fn out_of_files(pace: Pace, seed: u64) -> Option<Judge> {
     let begun = rig.mark("baseline");
     rig.wait(pace.baseline);
     let fault = rig.mark("200 idle connections to each node");
-    let idle: Vec<TcpStream> = rig
-        .nodes
-        .iter()
-        .flat_map(|node| (0..200).map(|_| TcpStream::connect_timeout(&node.address, Duration::from_secs(1))))
-        .filter_map(Result::ok)
-        .collect();
+    // Until a node's queue is full as well, if that is before.
+    let connect = |node: &Node| TcpStream::connect_timeout(&node.address, Duration::from_millis(100)).ok();
+    let idle: Vec<TcpStream> =
+        rig.nodes.iter().flat_map(|node| (0..200).map_while(move |_| connect(node))).collect();
     // The store's connections are lost just now: there must be files left for new ones.
     server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
     rig.wait(pace.fault);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{
-    Ask, Basis, BreakerState, Clock, FailureMode, Guard, GuardConfig, GuardedLimiter, Limit, Micros,
-    OnFailure, Outcome, Rate, RedisConfig, Share, StoreError, TokenBucket,
+    Ask, Basis, BreakerConfig, BreakerState, Clock, FailureMode, Guard, GuardConfig, GuardedLimiter, Limit,
+    Micros, OnFailure, Outcome, Rate, RedisConfig, Share, StoreError, TokenBucket,
 };
 use tollgate_testkit::RedisServer;
 
@@ -193,6 +193,34 @@ fn a_limit_can_have_a_deadline_of_its_own_that_does_not_count_against_the_server
         assert_eq!(guard.engine().servers()[0].breaker, BreakerState::Closed);
         server.resume();
         until("all is exact again", async || take(&hasty, 0).await.1 == Basis::Exact).await;
+    });
+}
+
+#[test]
+fn a_server_that_was_only_silent_or_gone_is_asked_again_before_its_time_is_over() {
+    run(async {
+        let mut server = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", server.tcp_address());
+        let guard = guard_with(&url, GuardConfig::default(), |config| {
+            config.deadline = Duration::from_millis(20);
+            config.breaker = BreakerConfig::new(50, 10, Micros::from_secs(3_600), 3).unwrap();
+        });
+        let open = limiter(&guard, FailureMode::Open);
+        let is = |state| guard.engine().servers()[0].breaker == state;
+        until("the store decides", async || take(&open, 0).await.1 == Basis::Exact).await;
+        server.pause();
+        until("the breaker is open", async || take(&open, 0).await.1 == Basis::Open).await;
+        server.resume();
+        until("it is closed", async || take(&open, 0).await.1 == Basis::Exact && is(BreakerState::Closed))
+            .await;
+        server.kill();
+        until("the breaker is open", async || {
+            take(&open, 0).await.1 == Basis::Open && is(BreakerState::Open)
+        })
+        .await;
+        server.restart();
+        until("it is closed", async || take(&open, 0).await.1 == Basis::Exact && is(BreakerState::Closed))
+            .await;
     });
 }
 

@@ -295,13 +295,11 @@ fn a_store_that_stands_still_costs_no_more_than_the_deadline() {
         });
         for check in checks.collect::<Vec<_>>() {
             let error = check.await.unwrap().unwrap_err();
-            assert!(matches!(error, StoreError::Timeout(_) | StoreError::Unreachable { .. }), "{error}");
+            let expected = ["timeout", "unreachable", "breaker_open"];
+            assert!(expected.contains(&error.class()), "{error}");
         }
         server.resume();
-        let start = Instant::now();
-        while limiter.try_acquire("user:1", 1).await.is_err() {
-            assert!(start.elapsed() < Duration::from_secs(10), "it goes on by itself");
-        }
+        until_admitted(&limiter).await;
     });
 }
 

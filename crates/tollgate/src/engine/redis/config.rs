@@ -118,6 +118,7 @@ impl RedisConfig {
             connect_timeout: self.connect_timeout,
             connections: self.connections,
             breaker: self.breaker,
+            patience: self.deadline,
             primaries_only: matches!(self.url.shape, Shape::Sentinel { .. }),
         }
     }

@@ -22,6 +22,8 @@ struct Inner {
     breaker: Breaker,
     /// The last failure.
     why: Arc<str>,
+    /// Whether it is open because the server was too slow, and for no other reason.
+    slow: bool,
 }
 
 /// A call under way. If nobody says what became of it, nothing was learned from it.
@@ -33,7 +35,7 @@ pub(super) struct Crossing<'a> {
 
 impl Fuse {
     pub(super) fn new(server: Arc<str>, config: BreakerConfig) -> Self {
-        let inner = Inner { breaker: Breaker::new(config), why: "".into() };
+        let inner = Inner { breaker: Breaker::new(config), why: "".into(), slow: false };
         Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) }
     }
 
@@ -51,6 +53,21 @@ impl Fuse {
     pub(super) fn reachable(&self) {
         // Half-open says nothing yet that a log should hold.
         let _ = self.inner.lock().breaker.reachable();
+    }
+
+    /// Whether a server that was too slow only has to be prompt again.
+    pub(super) fn is_slow(&self) -> bool {
+        self.inner.lock().slow
+    }
+
+    /// The server has answered in time, be it not to a check. If it is left alone only because it did not, the next call may
+    /// try: a moment of silence should not cost half a second.
+    pub(super) fn prompt(&self) {
+        let mut inner = self.inner.lock();
+        if inner.slow {
+            inner.slow = false;
+            let _ = inner.breaker.reachable();
+        }
     }
 
     /// What it does now.
@@ -94,6 +111,7 @@ impl Fuse {
             Some(BreakerState::Open) => {
                 self.opened.fetch_add(1, Ordering::Relaxed);
                 inner.why = why.map_or_else(|| "".into(), |why| why.to_string().into());
+                inner.slow = matches!(why, Some(StoreError::Timeout(_)));
                 // A probe that fails is no news.
                 if was == BreakerState::Closed {
                     tracing::warn!(server = %self.server, why = %inner.why, "circuit breaker open");

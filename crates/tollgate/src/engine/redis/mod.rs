@@ -8,6 +8,7 @@ mod config;
 mod driver;
 mod error;
 mod fuse;
+mod late;
 mod lines;
 mod node;
 mod presence;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 use tollgate_core::{Ask, Decision, Limit, Standing, Timestamp};
 
@@ -31,6 +32,7 @@ pub use self::config::{LogStorage, RedisConfig, TlsConfig};
 pub use self::driver::RedisDriver;
 use self::driver::{Tasks, driver};
 pub use self::error::StoreError;
+use self::late::within;
 use self::lines::{Entered, LineKey, Lines, Remembering, Step};
 use self::presence::Presence;
 pub use self::routes::ServerStatus;
@@ -109,7 +111,7 @@ impl RedisEngine {
         let StoreUrl { shape, seeds, .. } = config.url;
         let remembering =
             Remembering { longest: config.remember_denials.min(REMEMBER_MAX), clock: config.clock.clone() };
-        let routes = Routes::new(shape, seeds, entry, sentinel_entry, config.deadline, tasks.clone());
+        let routes = Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone());
         let presence = Presence::new();
         if config.count_nodes {
             tasks.hand_over(Arc::clone(&presence).keep_up(Arc::clone(&routes), config.deadline));
@@ -323,7 +325,7 @@ impl RedisLimiter {
                 Leading { call: Some(Box::pin(call.lead(step, deadline))), tasks: self.inner.tasks.clone() }
                     .await
             }
-            Entered::Wait(answer) => match timeout_at(deadline, answer).await {
+            Entered::Wait(answer) => match within(deadline, answer).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(StoreError::Stopped),
                 Err(_) => {

@@ -37,6 +37,8 @@ pub(super) struct Entry {
     pub(super) primaries_only: bool,
     /// When a server that fails is left alone.
     pub(super) breaker: BreakerConfig,
+    /// A server that does not answer within this is too slow.
+    pub(super) patience: Duration,
 }
 
 /// Commands that a connection takes up before the next one waits: a batch that one write carries.
@@ -53,6 +55,8 @@ const ASKED_FOR: Duration = Duration::from_secs(60);
 const SILENCE_MAX: Duration = Duration::from_millis(500);
 /// How often a connection is asked whether it lives. One that has died while nobody asked is found before somebody does.
 const PING_EVERY: Duration = Duration::from_secs(1);
+/// How often it is while the server is left alone because it was too slow.
+const PING_SLOW: Duration = Duration::from_millis(50);
 /// A connection that is lost within this was of no use: the next attempt is held back as if it had failed.
 const USEFUL_MIN: Duration = Duration::from_secs(1);
 
@@ -325,19 +329,25 @@ impl Node {
             tokio::select! {
                 () = lane.lost.notified() => return,
                 () = lane.doubted.notified() => {}
-                () = sleep(PING_EVERY) => {}
+                () = sleep(if self.fuse.is_slow() { PING_SLOW } else { PING_EVERY }) => {}
             }
+            let asked = Instant::now();
             let lives = async {
                 if self.is_clock_estimated.load(Ordering::Relaxed) {
                     return self.read_clock(&mut connection).await;
                 }
                 let mut ping = Cmd::new();
                 ping.arg("PING");
-                connection.send_packed_command(&ping).await.map(drop)
+                single(connection.send_packed_command(&ping).await).map(drop)
             };
             // A server that answers with an error lives.
             let dead = match timeout(SILENCE_MAX, lives).await {
-                Ok(Ok(())) => false,
+                Ok(Ok(())) => {
+                    if asked.elapsed() <= self.entry.patience {
+                        self.fuse.prompt();
+                    }
+                    false
+                }
                 Ok(Err(error)) => error.is_io_error() || error.is_connection_dropped(),
                 Err(_) => true,
             };

@@ -13,6 +13,7 @@ use tollgate_core::{BreakerState, Timestamp};
 
 use super::driver::Tasks;
 use super::error::{Fault, Redirect, StoreError, connect_error, fault, is_refusal};
+use super::late::within;
 use super::node::{Entry, Node, PAUSE_MAX, PAUSE_REFUSED, jittered, single};
 use super::script::Command;
 use super::slot::{SLOTS, slot_of};
@@ -44,8 +45,6 @@ pub(super) struct Routes {
     /// Told when the table may be wrong.
     doubt: Arc<Notify>,
     tasks: Tasks,
-    /// A server that has not answered for so long has failed. A caller who waits less long has only given up.
-    patience: Duration,
 }
 
 struct Table {
@@ -80,7 +79,6 @@ impl Routes {
         seeds: Vec<Address>,
         entry: Entry,
         sentinel_entry: Entry,
-        patience: Duration,
         tasks: Tasks,
     ) -> Arc<Self> {
         let slots = if shape == Shape::Cluster { SLOTS } else { 1 };
@@ -91,7 +89,6 @@ impl Routes {
             changed: Notify::new(),
             doubt: Arc::new(Notify::new()),
             tasks,
-            patience,
             shape,
             seeds,
         });
@@ -172,7 +169,7 @@ impl Routes {
             let Command { said, script } = command(at.estimated_now());
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
-            let answer = timeout_at(deadline, async {
+            let answer = within(deadline, async {
                 if asking {
                     return send_asking(connection, &said).await;
                 }
@@ -187,7 +184,8 @@ impl Routes {
                 Err(_) => {
                     at.unanswered(&borrowed);
                     let why = late();
-                    if begun.elapsed() >= self.patience {
+                    // A caller who waits less long has only given up.
+                    if begun.elapsed() >= self.entry.patience {
                         crossing.failed(&why);
                     }
                     return Err(why);
