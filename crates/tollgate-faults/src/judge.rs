@@ -31,6 +31,8 @@ pub struct Claim {
     pub measured: String,
     /// Whether it was kept.
     pub holds: bool,
+    /// Whether it is promised of every row: a table needs it only where it was not kept.
+    pub common: bool,
 }
 
 /// All claims about a run.
@@ -83,7 +85,7 @@ impl Judge {
     pub(crate) fn of(run: Run) -> Self {
         let mut judge = Self { run, claims: Vec::new() };
         let unanswered = judge.run.records.iter().filter(|it| it.node > 0 && it.status == 0).count();
-        judge.decision("all requests answered", format!("all but {unanswered}"), unanswered == 0);
+        judge.common("all requests answered", format!("all but {unanswered}"), unanswered == 0);
         judge.ended(0);
         judge
     }
@@ -100,17 +102,13 @@ impl Judge {
         let may_refuse = |it: &Record| LIMITS[usize::from(it.limit)].ground() == Ground::Closed;
         let errors = self.run.records.iter().filter(|it| it.status >= 500);
         let wrong = errors.filter(|it| !(it.status == 503 && may_refuse(it))).count();
-        self.decision(
-            "5xx only where closed",
-            format!("{wrong} others of {checks}"),
-            wrong == 0 && checks > 0,
-        );
+        self.common("5xx only where closed", format!("{wrong} others of {checks}"), wrong == 0 && checks > 0);
         let panics = self.run.logs.matches("panicked").count();
         let exits = self.run.exits.iter().filter(|exit| **exit != Some(0)).count();
         let told = format!("{panics} panics, {exits} other exits");
-        self.decision("no panic, exit 0", told, panics == 0 && exits == badly);
+        self.common("no panic, exit 0", told, panics == 0 && exits == badly);
         let foreign = self.run.summary.as_ref().map_or(u64::MAX, |summary| summary.not_understood);
-        self.decision("replies of other calls 0", foreign, foreign == 0);
+        self.common("replies of other calls 0", foreign, foreign == 0);
     }
 
     /// For what needs no rig.
@@ -120,6 +118,14 @@ impl Judge {
 
     pub(crate) fn decision(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
         self.claim(Kind::Decision, expected, measured, holds);
+    }
+
+    /// A decision that is promised of every row.
+    fn common(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
+        self.decision(expected, measured, holds);
+        if let Some(claim) = self.claims.last_mut() {
+            claim.common = true;
+        }
     }
 
     pub(crate) fn measure(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
@@ -132,7 +138,7 @@ impl Judge {
 
     fn claim(&mut self, kind: Kind, expected: impl Display, measured: impl Display, holds: bool) {
         let (expected, measured) = (expected.to_string(), measured.to_string());
-        self.claims.push(Claim { kind, expected, measured, holds });
+        self.claims.push(Claim { kind, expected, measured, holds, common: false });
     }
 
     /// Decisions between two instants.
@@ -145,18 +151,23 @@ impl Judge {
         let first = self.between(from, to).find(|it| it.ground != Ground::Exact).map(|it| it.at_us - from);
         let detected = first.map_or("never".to_owned(), millis);
         self.measure("first answer without it < 50 ms", detected, first.is_some_and(|us| us < 50_000));
-        let (mut right, mut wrong) = (0, 0);
+        let (mut right, mut wrong, mut denials) = (0, 0, 0);
         for record in self.between(from + SETTLE_US, to) {
             let ground = LIMITS[usize::from(record.limit)].ground();
-            // A check that came too late, with the breaker closed or half-open, is decided alone.
-            let fits = record.ground == ground || ground == Ground::Open && record.ground == Ground::Local;
-            if fits { right += 1 } else { wrong += 1 }
+            match record.ground {
+                // A denial writes nothing: a server that cannot write can still deny.
+                Ground::Exact if !record.allowed => denials += 1,
+                // A check that came too late, with the breaker closed or half-open, is decided alone.
+                Ground::Local if ground == Ground::Open => right += 1,
+                other if other == ground => right += 1,
+                _ => wrong += 1,
+            }
         }
-        self.decision(
-            "answered by failure mode 100%",
-            format!("{right}, others {wrong}"),
-            wrong == 0 && right > 0,
-        );
+        let told = format!("{right}, others {wrong}");
+        self.decision("by failure mode 100%", told, wrong == 0 && right > 0);
+        if denials > 0 {
+            self.note("denied by the store, which writes nothing", denials);
+        }
     }
 
     /// Nothing was to be noticed: everything was decided by the store, but for what the machine itself delays.
@@ -174,17 +185,20 @@ impl Judge {
 
     /// All nodes were decided for by the store again soon after it answered.
     pub(crate) fn recovered(&mut self, answers_at: u64) {
-        let mut slowest = Some(0);
+        let (mut slowest, mut recovered) = (Some(0), true);
         for node in 0..SHARERS as u8 {
-            let mut run = 0;
-            let well = self.between(answers_at, self.run.end).filter(|it| it.node == node).find_map(|it| {
+            let (mut run, mut seen) = (0, false);
+            let mut decisions = self.between(answers_at, self.run.end).filter(|it| it.node == node);
+            let well = decisions.find_map(|it| {
+                seen |= it.ground == Ground::Exact;
                 run = if it.ground == Ground::Exact { run + 1 } else { 0 };
                 (run == WELL_AFTER).then_some(it.at_us - answers_at)
             });
+            recovered &= seen;
             slowest = slowest.zip(well).map(|(slowest, well)| slowest.max(well));
         }
         let measured = slowest.map_or("never".to_owned(), millis);
-        self.decision("recovers by itself", if slowest.is_some() { "yes" } else { "no" }, slowest.is_some());
+        self.common("recovers by itself", if recovered { "yes" } else { "no" }, recovered);
         self.measure("all well again <= 1.5 s", measured, slowest.is_some_and(|us| us <= RECOVERY_MAX_US));
     }
 
@@ -223,7 +237,7 @@ impl Judge {
         let told = format!("{by_store} on {keys} keys (noise {tolerance})");
         self.decision(format!("excess <= {more}{why}"), told, by_store <= more + tolerance && keys > 0);
         let told = format!("{by_one} over, {admitted_alone} admitted");
-        self.decision("alone: within a node's share", told, by_one <= tolerance);
+        self.common("alone: within a node's share", told, by_one <= tolerance);
         // The shares of all nodes are a limit of their own, which begins full; and what flows back to the store's state
         // meanwhile is not taken by it.
         let outage_us = last_alone.saturating_sub(first_alone);

@@ -1,6 +1,7 @@
 //! Three nodes and a program that embeds the library, on one store, under load, with a timeline of what was done to them.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -102,6 +103,13 @@ impl Node {
         Self { process, address: address.expect("just waited for"), log }
     }
 
+    /// How many share the store, as this node has heard.
+    fn counts(&self) -> Option<u64> {
+        let info = get(self.address, "/actuator/info")?;
+        let (_, body) = info.split_once("\r\n\r\n")?;
+        serde_json::from_str::<serde_json::Value>(body).ok()?["store"]["nodes"].as_u64()
+    }
+
     pub(crate) fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -124,8 +132,11 @@ impl Rig {
         let (timeline, seed) = (Vec::new(), setup.seed);
         let mut rig = Self { nodes, worker, records, load, timeline, before: Vec::new(), directory, seed };
         rig.mark("load begins");
-        // Each node says once a second that it lives, and hears of those that have said so before it.
-        std::thread::sleep(Duration::from_millis(2_600));
+        wait_at_most(Duration::from_secs(20), "the nodes know of each other", || {
+            rig.nodes.iter().all(|node| node.counts() == Some(SHARERS))
+        });
+        // Each says once a second that it lives: then the last has heard of all others, too.
+        std::thread::sleep(Duration::from_millis(1_300));
         rig.before = rig.usage();
         rig
     }
@@ -183,6 +194,18 @@ impl Rig {
             seed: self.seed,
         }
     }
+}
+
+/// What a node answers to one request on a connection of its own, if it does.
+pub(crate) fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let patience = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&address, patience).ok()?;
+    stream.set_read_timeout(Some(patience)).ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: tollgate\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 fn is_alive(id: u32) -> bool {

@@ -14,6 +14,25 @@
 //! assert_eq!(limiter.remaining("user:123"), 100);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! With a store, which may fail, a [`Guard`] answers whatever happens, and says on what ground:
+//!
+//! ```no_run
+//! use tollgate::{Ask, Clock, FailureMode, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, TokenBucket};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let (engine, driver) = RedisEngine::new(RedisConfig::new("redis://127.0.0.1".parse()?));
+//! tokio::spawn(driver.run());
+//! let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+//! tokio::spawn(driver.run());
+//!
+//! let limit = Limit::TokenBucket(TokenBucket::new(5, Rate::per_minute(5))?);
+//! let login = guard.limiter("login", limit, OnFailure { mode: FailureMode::Closed, ..OnFailure::default() })?;
+//! let verdict = login.acquire("user:123", Ask::of(1)).await;
+//! println!("admitted: {}, on the ground: {}", verdict.is_admitted(), verdict.basis.as_str());
+//! # Ok(())
+//! # }
+//! ```
 
 // A sixth algorithm must not compile until every match knows it.
 #![warn(clippy::wildcard_enum_match_arm)]

@@ -10,8 +10,8 @@ use tollgate_testkit::{Bound, RedisServer};
 use crate::judge::Judge;
 use crate::rig::Pace;
 
-/// Checks that come together, once in a millisecond.
-const TOGETHER: usize = 500;
+/// Checks that come together, once in a millisecond: a few more than 500,000 a second, as some ticks are late.
+const TOGETHER: usize = 525;
 const TICK: Duration = Duration::from_millis(1);
 
 /// What became of all checks on one limit.
@@ -37,7 +37,7 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
         let seen = runtime.block_on(ask(&server.url(), Limit::TokenBucket(limit), pace.fault / 2));
         let per_second = |count: u64| (count as f64 / seen.took.as_secs_f64()) as u64;
         let rate_seen = per_second(seen.checks);
-        judge.measure(format!("{name}: 500,000 checks/s decided"), rate_seen, rate_seen >= 495_000);
+        judge.measure(format!("{name}: 500,000 checks/s decided"), rate_seen, rate_seen >= 500_000);
         let others = seen.checks - seen.exact;
         judge.measure(
             format!("{name}: by the store >= 99.5%"),
@@ -64,7 +64,7 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
         let mut groups = seen.groups_us;
         groups.sort_unstable();
         let slow = groups.get(groups.len() * 999 / 1_000).copied().unwrap_or(0);
-        judge.note(format!("{name}: p99.9 of 500 checks that come together"), crate::judge::millis(slow));
+        judge.note(format!("{name}: p99.9 of 525 checks that come together"), crate::judge::millis(slow));
     }
     Some(judge)
 }

@@ -29,7 +29,10 @@ pub(super) fn document() -> Value {
         "X-RateLimit-Remaining": { "schema": { "type": "integer" } },
         "X-RateLimit-Reset": { "schema": { "type": "integer" }, "description": "Epoch seconds" },
         "RateLimit": { "schema": { "type": "string" } },
-        "RateLimit-Policy": { "schema": { "type": "string" } }
+        "RateLimit-Policy": { "schema": { "type": "string" } },
+        "X-Tollgate-Basis": {
+            "schema": { "$ref": "#/components/schemas/Basis" }, "description": "On what ground it was decided"
+        }
     });
     let mut denied_headers = standing.clone();
     denied_headers["Retry-After"] = json!({ "schema": { "type": "integer", "minimum": 1 } });
@@ -37,7 +40,8 @@ pub(super) fn document() -> Value {
         "200": { "description": "Allowed", "headers": standing, "content": json_of("Check") },
         "429": { "description": "Denied; nothing was taken", "headers": denied_headers, "content": json_of("Check") },
         "400": problem("A parameter cannot be taken"),
-        "413": problem("The body is too large")
+        "413": problem("The body is too large"),
+        "503": problem("The store does not decide, and the limit is closed without it; try again in a second")
     });
     let text = |kind: &str| json!({ "200": { "description": "As asked", "content": { kind: { "schema": { "type": "string" } } } } });
     json!({
@@ -78,7 +82,8 @@ pub(super) fn document() -> Value {
                 "responses": {
                     "200": { "description": "Also at zero", "headers": standing, "content": json_of("Remaining") },
                     "400": problem("A parameter cannot be taken"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed")
+                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "503": problem("The store does not answer, and the limit is closed without it")
                 }
             } },
             "/api/v1/rate-limit/reset": { "delete": {
@@ -87,7 +92,8 @@ pub(super) fn document() -> Value {
                 "responses": {
                     "200": { "description": "Done, also for a key that was not known", "content": json_of("Reset") },
                     "400": problem("A parameter cannot be taken"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed")
+                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "503": problem("Not done: the store does not answer")
                 }
             } },
             "/actuator/health": { "get": { "operationId": "health", "responses": text("application/json") } },
@@ -108,6 +114,7 @@ fn schemas() -> Value {
             "enum": ["TOKEN_BUCKET", "LEAKY_BUCKET", "FIXED_WINDOW", "SLIDING_WINDOW", "SLIDING_WINDOW_COUNTER"]
         },
         "Key": { "type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[^{}\\x00-\\x1f\\x7f]+$", "examples": ["user:123"] },
+        "Basis": { "enum": ["exact", "local", "open", "closed"] },
         "CheckRequest": {
             "type": "object", "additionalProperties": false,
             "properties": {
@@ -128,7 +135,7 @@ fn schemas() -> Value {
                 "resetAfterSeconds": natural, "retryAfterSeconds": natural,
                 "message": { "enum": ["Request allowed", "Rate limit exceeded"] },
                 "limit": natural,
-                "basis": { "enum": ["exact", "leased", "local", "open", "closed", "shadow"] },
+                "basis": { "$ref": "#/components/schemas/Basis" },
                 "delayMillis": natural
             }
         },

@@ -27,3 +27,42 @@ pub(super) async fn within<F: Future>(deadline: Instant, future: F) -> Result<F:
     }
     Err(late)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+    use tokio::time::sleep_until;
+
+    use super::*;
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime").block_on(test);
+    }
+
+    #[test]
+    fn an_answer_that_came_while_the_process_was_held_up_counts() {
+        run(async {
+            let (answer, answered) = oneshot::channel();
+            let start = Instant::now();
+            let other = tokio::spawn(async move {
+                sleep_until(start + Duration::from_millis(5)).await;
+                answer.send(7)
+            });
+            let asked = tokio::spawn(within(start + Duration::from_millis(10), answered));
+            let held_up = tokio::spawn(async { std::thread::sleep(Duration::from_millis(30)) });
+            let (asked, ..) = tokio::join!(asked, held_up, other);
+            assert_eq!(asked.expect("no panic"), Ok(Ok(7)));
+        });
+    }
+
+    #[test]
+    fn who_does_not_answer_is_not_waited_for() {
+        run(async {
+            let (_answer, answered) = oneshot::channel::<()>();
+            assert!(within(Instant::now() + Duration::from_millis(5), answered).await.is_err());
+        });
+    }
+}

@@ -21,6 +21,8 @@ use super::url::{Address, Shape};
 
 /// Redirects that one call follows. A cluster that sends a call in circles is one that is changing hands.
 const REDIRECTS_MAX: u32 = 3;
+/// How often one call makes its script known again. A server that forgets it each time is being flushed in a loop.
+const RELOADS_MAX: u32 = 3;
 /// Before a call is repeated that met keys on the move. It did not run.
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
 /// Between two looks at who is who, however many have asked for one.
@@ -153,7 +155,7 @@ impl Routes {
         let begun = Instant::now();
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
         let mut node = self.node(slot, deadline).await?;
-        let (mut asking, mut redirects, mut loaded) = (false, 0, false);
+        let (mut asking, mut redirects, mut reloads) = (false, 0, 0);
         loop {
             let at = Arc::clone(&node);
             // Where no call goes through, or there is no connection, there may be another owner by now.
@@ -193,8 +195,8 @@ impl Routes {
             };
             asking = false;
             let why = match (fault(&error, &at.name, key), script) {
-                (Fault::NoScript, Some(script)) if !loaded => {
-                    loaded = true;
+                (Fault::NoScript, Some(script)) if reloads < RELOADS_MAX => {
+                    reloads += 1;
                     // The script is asked for where it was missing, which may be where a redirect has led.
                     asking = redirects > 0;
                     let load = at.reload(script, &mut borrowed, sent);
@@ -204,7 +206,10 @@ impl Routes {
                         Err(_) => late(),
                     }
                 }
-                (Fault::NoScript, _) => StoreError::protocol("a script is gone as soon as it is loaded"),
+                (Fault::NoScript, _) => {
+                    let why = "a script is gone as soon as it is loaded".into();
+                    StoreError::Unavailable { server: Arc::clone(&at.name), why }
+                }
                 (Fault::Moved(redirect), _) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
                     node = self.moved(&redirect, &at);
