@@ -70,6 +70,15 @@ impl Fuse {
         }
     }
 
+    /// The server has done what it is for, asked by nobody who waits.
+    pub(super) fn told(&self) {
+        if self.state() != BreakerState::Closed
+            && let Ok(crossing) = self.permit()
+        {
+            crossing.succeeded();
+        }
+    }
+
     /// What it does now.
     pub(super) fn state(&self) -> BreakerState {
         self.inner.lock().breaker.state()

@@ -114,7 +114,7 @@ impl RedisEngine {
         let routes = Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone());
         let presence = Presence::new();
         if config.count_nodes {
-            tasks.hand_over(Arc::clone(&presence).keep_up(Arc::clone(&routes), config.deadline));
+            tasks.hand_over(Arc::clone(&presence).keep_up(Arc::clone(&routes)));
         }
         let inner = Inner {
             routes,

@@ -13,6 +13,8 @@ use super::{KEY_PREFIX, script};
 
 /// How often a node says that it lives.
 const SAY_EVERY: Duration = Duration::from_secs(1);
+/// Nobody waits for it: a store that is too slow for checks should still know who is there.
+const SAY_WITHIN: Duration = Duration::from_millis(500);
 /// For how long a node counts after that: some of its words may be lost.
 const COUNTS_FOR: Duration = Duration::from_secs(5);
 
@@ -37,16 +39,12 @@ impl Presence {
         Some(self.nodes.load(Ordering::Relaxed)).filter(|nodes| *nodes > 0)
     }
 
-    /// Says and hears it, again and again. Through the breaker: without other traffic this is what closes it again.
-    pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>, deadline: Duration) {
+    /// Says and hears it, again and again.
+    pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
         let key = format!("{KEY_PREFIX}:nodes");
-        let slot = routes.slot(&key);
         loop {
             let say = |now| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, now);
-            // What goes wrong here goes wrong for checks as well, and is told of them.
-            if let Ok(reply) = routes.call(&key, slot, 0, Instant::now() + deadline, say).await
-                && let Value::Int(nodes) = reply.value
-            {
+            if let Some(Value::Int(nodes)) = routes.tell(&key, Instant::now() + SAY_WITHIN, say).await {
                 self.nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX), Ordering::Relaxed);
             }
             sleep(jittered(SAY_EVERY)).await;

@@ -262,6 +262,42 @@ impl Routes {
         }
     }
 
+    /// Says something to the server of a key that nobody waits for. It goes past the breaker and does not count against the
+    /// server; that it was answered counts for it, so that a breaker closes even where nobody asks. What is redirected is said
+    /// to the right one next time.
+    pub(super) async fn tell(
+        &self,
+        key: &str,
+        deadline: Instant,
+        command: impl Fn(Option<Timestamp>) -> Command,
+    ) -> Option<Value> {
+        let node = self.node(self.slot(key), deadline).await.ok()?;
+        let mut borrowed = node.borrow(0, deadline).await.ok()?;
+        let Command { said, script } = command(node.estimated_now());
+        for _ in 0..2 {
+            let sent = Instant::now();
+            let answer = timeout_at(deadline, borrowed.connection.send_packed_command(&said)).await.ok()?;
+            let error = match single(answer) {
+                Ok(value) => {
+                    node.fuse.told();
+                    return Some(value);
+                }
+                Err(error) => error,
+            };
+            match (fault(&error, &node.name, key), script) {
+                (Fault::NoScript, Some(script)) => {
+                    timeout_at(deadline, node.reload(script, &mut borrowed, sent)).await.ok()?.ok()?;
+                }
+                (Fault::Moved(redirect), _) => {
+                    self.moved(&redirect, &node);
+                    return None;
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
     /// The node of a slot, as soon as one is known.
     async fn node(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, StoreError> {
         loop {
