@@ -140,6 +140,11 @@ impl Breaker {
         }
     }
 
+    /// Whether it would let no call through now, and none is under way that could change that.
+    pub fn is_refusing(&self, now: Timestamp) -> bool {
+        matches!(self.phase, Phase::Open { until } if now < until)
+    }
+
     /// Lets a call through, or not.
     pub fn permit(&mut self, now: Timestamp) -> Option<Pass> {
         match &mut self.phase {
@@ -200,7 +205,7 @@ impl Breaker {
 
     fn open(&mut self, now: Timestamp, jitter: u8) {
         let wait = self.config.open_for.get();
-        let more = wait / 4 * u64::from(jitter) / 256;
+        let more = (wait / 4).saturating_mul(u64::from(jitter)) / 256;
         self.enter(Phase::Open { until: now.after(Micros::new(wait.saturating_add(more))) });
     }
 

@@ -69,7 +69,7 @@ pub(crate) struct Rig {
     records: PathBuf,
     load: Load,
     timeline: Vec<(u64, String)>,
-    before: Vec<Usage>,
+    before: Vec<(u32, Usage)>,
     directory: TempDir,
     seed: u64,
 }
@@ -152,9 +152,9 @@ impl Rig {
         std::thread::sleep(time);
     }
 
-    fn usage(&self) -> Vec<Usage> {
+    fn usage(&self) -> Vec<(u32, Usage)> {
         let nodes = self.nodes.iter().map(|node| node.process.id());
-        nodes.chain([self.worker.id()]).filter(|id| is_alive(*id)).map(Usage::of).collect()
+        nodes.chain([self.worker.id()]).filter(|id| is_alive(*id)).map(|id| (id, Usage::of(id))).collect()
     }
 
     /// Stops everything and gathers what was seen.
@@ -217,9 +217,9 @@ pub(crate) struct Run {
     /// By time.
     pub(crate) records: Vec<Record>,
     pub(crate) timeline: Vec<(u64, String)>,
-    /// Of the nodes, then of the worker.
-    pub(crate) before: Vec<Usage>,
-    pub(crate) after: Vec<Usage>,
+    /// By process: of the nodes, then of the worker.
+    pub(crate) before: Vec<(u32, Usage)>,
+    pub(crate) after: Vec<(u32, Usage)>,
     pub(crate) summary: Option<Summary>,
     pub(crate) logs: String,
     /// Of the worker, then of the nodes.

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tollgate::{Clock, Engine, Guard, MemoryEngine, RedisConfig, RedisEngine};
 
 use crate::access::Access;
-use crate::config::{Config, Store};
+use crate::config::{Config, Serving, Store};
 use crate::doors::actuator::Actuator;
 use crate::doors::rest::Rest;
 use crate::metrics::Metrics;
@@ -27,6 +27,10 @@ pub struct App {
     engine: Engine,
 }
 
+/// For what is owed to the store, when the service stops.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Connections of the actuator: a scraper or two, and whoever looks.
+const ADMIN_CONNECTIONS: usize = 16;
 /// A whole sweep of the table takes this long: keys that nobody uses any more are gone by then.
 const SWEEP_SECS: usize = 30;
 
@@ -84,7 +88,8 @@ impl App {
         let stopping = Stopping { told: stop.clone(), ..Stopping::default() };
         tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stopping.clone()));
         if let (Some(admin), Some(actuator)) = (admin, own_actuator) {
-            tasks.spawn(serve(admin, Arc::new(actuator), config.server, metrics, stopping.clone()));
+            let limits = Serving { max_connections: ADMIN_CONNECTIONS, ..config.server };
+            tasks.spawn(serve(admin, Arc::new(actuator), limits, metrics, stopping.clone()));
         }
         tasks.close();
         stop.cancelled().await;
@@ -92,6 +97,10 @@ impl App {
         tokio::time::sleep(config.server.drain_delay).await;
         stopping.closing.cancel();
         tasks.wait().await;
+        if let Engine::Redis(guard) = &engine {
+            // What the store does not take within this is lost, as with a crash.
+            let _ = tokio::time::timeout(SETTLE_TIMEOUT, guard.settle_debts()).await;
+        }
         tracing::info!("stopped");
         Ok(())
     }

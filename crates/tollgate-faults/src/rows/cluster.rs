@@ -122,7 +122,7 @@ pub(super) fn moved(pace: Pace, seed: u64) -> Option<Judge> {
     rig.wait(pace.recovery);
     let mut judge = Judge::of(rig.finish());
     judge.note("slots moved", moves);
-    Some(super::judge_unnoticed(judge, &Parts { begun, fault, healed }, 0, ""))
+    Some(super::judge_unnoticed(judge, &Parts { begun, fault, mending: healed, healed }, 0, ""))
 }
 
 pub(super) fn majority_lost(pace: Pace, seed: u64) -> Option<Judge> {

@@ -86,6 +86,9 @@ pub const ALL: &[Row] = rows! {
 struct Parts {
     begun: u64,
     fault: u64,
+    /// When mending began: from here on the store may answer.
+    mending: u64,
+    /// When it was known to answer.
     healed: u64,
 }
 
@@ -105,15 +108,16 @@ fn play<T>(
     let fault = rig.mark(break_it.0);
     (break_it.1)(thing, &mut rig);
     rig.wait(pace.fault);
+    let mending = rig.mark("mending");
     (mend_it.1)(thing, &mut rig);
     let healed = rig.mark(mend_it.0);
     rig.wait(pace.recovery);
-    (Judge::of(rig.finish()), Parts { begun, fault, healed })
+    (Judge::of(rig.finish()), Parts { begun, fault, mending, healed })
 }
 
 /// What is promised where the store is gone for everybody, and `excess` is what its own loss may cost.
 fn judge_outage(mut judge: Judge, parts: &Parts, excess: u64, why: &str) -> Judge {
-    judge.outage(parts.fault, parts.healed);
+    judge.outage(parts.fault, parts.mending);
     judge.excess(excess, why);
     judge.latency(parts.begun, parts.fault, parts.healed);
     judge.recovered(parts.healed);

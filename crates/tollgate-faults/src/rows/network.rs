@@ -152,7 +152,7 @@ pub(super) fn powered_off(pace: Pace, seed: u64) -> Option<Judge> {
     judge.outage(fault, judge.run.end);
     judge.excess(0, "");
     judge.latency(begun, fault, seen);
-    judge.decision(
+    judge.measure(
         "dead connections given up < 15 s",
         given_up.map_or("never".to_owned(), |time| millis(time.as_micros() as u64)),
         given_up.is_some_and(|time| time < Duration::from_secs(15)),

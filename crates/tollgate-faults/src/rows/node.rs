@@ -30,8 +30,8 @@ fn ended(
     let healed = rig.mark("some time later");
     let mut judge = judge(rig.finish());
     let told = format!("exit {exit:?} after {}", millis(took.as_micros() as u64));
-    judge.decision("ends within 2 s", told, took < Duration::from_secs(2));
-    Some(judge_unnoticed(judge, &Parts { begun, fault, healed }, 0, ""))
+    judge.measure("ends within 2 s", told, took < Duration::from_secs(2));
+    Some(judge_unnoticed(judge, &Parts { begun, fault, mending: healed, healed }, 0, ""))
 }
 
 pub(super) fn terminated(pace: Pace, seed: u64) -> Option<Judge> {
@@ -90,5 +90,5 @@ pub(super) fn out_of_files(pace: Pace, seed: u64) -> Option<Judge> {
         answered == NODES && held > 0,
     );
     judge.recovered(fault + 200_000);
-    Some(judge_unnoticed(judge, &Parts { begun, fault, healed }, 0, ""))
+    Some(judge_unnoticed(judge, &Parts { begun, fault, mending: healed, healed }, 0, ""))
 }

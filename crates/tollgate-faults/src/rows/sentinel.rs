@@ -54,7 +54,7 @@ pub(super) fn switched(pace: Pace, seed: u64) -> Option<Judge> {
     let errors = trio.store(old).cli(&["INFO", "errorstats"]);
     let line = errors.lines().find_map(|line| line.strip_prefix("errorstat_READONLY:count="));
     let refused: u64 = line.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
-    let parts = Parts { begun, fault, healed };
+    let parts = Parts { begun, fault, mending: healed, healed };
     let in_flight = judge.between(parts.fault, parts.healed).count() as u64;
     judge.decision(
         "few calls to the one that is no primary any more",

@@ -77,11 +77,14 @@ pub(super) fn loading(pace: Pace, seed: u64) -> Option<Judge> {
     };
     wait_until("it says LOADING", || answer(&server).starts_with("LOADING"));
     rig.mark("LOADING");
+    // It may be through at any time from here on; half of what it was given, it surely is not.
+    let mending = crate::record::now_us() + pace.fault.as_micros() as u64 / 4;
     wait_at_most(Duration::from_secs(60), "the server has loaded", || answer(&server).starts_with("PONG"));
     let healed = rig.mark("loaded");
+    let mending = mending.min(healed);
     rig.wait(pace.recovery);
     let judge = Judge::of(rig.finish());
-    Some(judge_outage(judge, &Parts { begun, fault, healed }, 0, ""))
+    Some(judge_outage(judge, &Parts { begun, fault, mending, healed }, 0, ""))
 }
 
 /// One for each limit, and one that says that a node lives.
@@ -162,7 +165,7 @@ fn guarded() -> (RedisServer, String) {
 fn judge_refusal(mut judge: Judge, parts: &Parts, attempts: u64) -> Judge {
     let secs = (parts.healed - parts.fault) as f64 / 1e6;
     let rate = attempts as f64 / secs / SHARERS as f64;
-    judge.decision(
+    judge.measure(
         "attempts to enter <= 1/s for each connection",
         format!("{rate:.2}/s ({attempts} in {})", millis(parts.healed - parts.fault)),
         rate <= 1.0,
@@ -241,6 +244,7 @@ pub(super) fn disk_full(pace: Pace, seed: u64) -> Option<Judge> {
     wait_until("a snapshot has failed", || last_was(&server, "err"));
     let fault = rig.mark("a snapshot has failed");
     rig.wait(pace.fault);
+    let mending = rig.mark("mending");
     std::fs::remove_dir_all(&obstacle).expect("the obstacle is taken away");
     server.cli(&["BGSAVE"]);
     wait_until("a snapshot has succeeded", || last_was(&server, "ok"));
@@ -248,7 +252,7 @@ pub(super) fn disk_full(pace: Pace, seed: u64) -> Option<Judge> {
     rig.wait(pace.recovery);
     let judge = Judge::of(rig.finish());
     server.kill();
-    Some(judge_outage(judge, &Parts { begun, fault, healed }, 0, ""))
+    Some(judge_outage(judge, &Parts { begun, fault, mending, healed }, 0, ""))
 }
 
 pub(super) fn without_replicas(pace: Pace, seed: u64) -> Option<Judge> {

@@ -90,6 +90,9 @@ pub(super) struct Redis {
     /// How long a denial is answered without asking the store again, as long as it can be no other: at most 100ms, within
     /// which resets and refunds by other nodes are seen.
     pub remember_denials: DurationText,
+    /// Whether this node says once a second that it lives, and hears how many do, in `rate_limiter:nodes`: without it, its share
+    /// of a limit that it decides alone is `guard.local_share`.
+    pub count_nodes: bool,
     /// How the logs of SLIDING_WINDOW are kept. Decisions are the same; logs of one kind are not seen by the other.
     pub sliding_log: SlidingLog,
     /// In place of the one in the address.
@@ -113,6 +116,7 @@ impl Default for Redis {
             connections: 1,
             require: false,
             remember_denials: DurationText(Duration::from_millis(80)),
+            count_nodes: true,
             sliding_log: SlidingLog::SortedSet,
             username: None,
             password: None,
@@ -178,7 +182,8 @@ pub(super) struct Breaker {
     pub failure_rate_threshold: u32,
     /// How many calls these are: 1 to 64.
     pub sliding_window_size: u32,
-    /// How long the server is left alone, and up to a quarter more.
+    /// How long the server is left alone, and up to a quarter more; less if there is a new connection to it, or if it was only
+    /// slow and is prompt again.
     pub wait_duration_in_open_state: DurationText,
     /// Calls, one after another, that must succeed before all go through again.
     pub permitted_calls_in_half_open_state: u32,

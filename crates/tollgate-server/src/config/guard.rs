@@ -4,9 +4,12 @@ use tollgate::{BreakerConfig, BreakerError, FailureMode, GuardConfig, MemoryConf
 
 use super::file::{self, Api, DurationText, OnStoreFailure};
 
+/// Half a gigabyte: an outage must not be the time at which a node finds out that its machine is too small.
+const LOCAL_KEYS_MAX: u64 = 10_000_000;
+
 pub(super) fn validate(guard: &file::Guard, report: &mut dyn FnMut(&str, String)) -> GuardConfig {
-    if guard.local_max_keys == 0 {
-        report("guard.local_max_keys", "at least 1".to_owned());
+    if !(1..=LOCAL_KEYS_MAX).contains(&guard.local_max_keys) {
+        report("guard.local_max_keys", format!("between 1 and {LOCAL_KEYS_MAX}"));
     }
     let ceiling = guard.open_ceiling.as_ref().and_then(|ceiling| {
         let made = TokenBucket::new(ceiling.burst, ceiling.rate.0);

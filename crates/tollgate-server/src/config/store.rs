@@ -70,6 +70,7 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
         sentinel_password: sentinel_password.map(|bytes| secret(&bytes)),
         tls: TlsConfig { ca, identity: cert.zip(key) },
         breaker,
+        count_nodes: redis.count_nodes,
         remember_denials: redis.remember_denials.0,
         sliding_log: match redis.sliding_log {
             SlidingLog::SortedSet => LogStorage::SortedSet,

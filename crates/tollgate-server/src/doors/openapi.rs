@@ -44,6 +44,7 @@ pub(super) fn document() -> Value {
         "503": problem("The store does not decide, and the limit is closed without it; try again in a second")
     });
     let text = |kind: &str| json!({ "200": { "description": "As asked", "content": { kind: { "schema": { "type": "string" } } } } });
+    let json_any = json!({ "application/json": { "schema": { "type": "object" } } });
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -96,7 +97,10 @@ pub(super) fn document() -> Value {
                     "503": problem("Not done: the store does not answer")
                 }
             } },
-            "/actuator/health": { "get": { "operationId": "health", "responses": text("application/json") } },
+            "/actuator/health": { "get": { "operationId": "health", "responses": {
+                "200": { "description": "It answers by its contract", "content": json_any },
+                "503": { "description": "It was told to stop", "content": json_any }
+            } } },
             "/actuator/info": { "get": { "operationId": "info", "responses": text("application/json") } },
             "/actuator/prometheus": { "get": { "operationId": "metrics", "responses": text("text/plain") } }
         },

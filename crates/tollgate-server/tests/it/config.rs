@@ -168,7 +168,7 @@ fn a_store_is_checked_before_it_is_asked() {
         ),
         ("guard: { breaker: { permitted_calls_in_half_open_state: 0 } }", vec![], "at least 1 probe"),
         ("guard: { local_share: 3/2 }", vec![], "guard.local_share: must be a fraction such as 1/2"),
-        ("guard: { local_max_keys: 0 }", vec![], "guard.local_max_keys: at least 1"),
+        ("guard: { local_max_keys: 0 }", vec![], "guard.local_max_keys: between 1 and"),
         ("guard: { open_ceiling: { burst: 0 } }", vec![], "file:1:10: guard.open_ceiling: "),
         ("api: { closed_status: 500 }", vec![], "api.closed_status: 503 or 429"),
         ("api: { on_store_failure: fall }", vec![], "api.on_store_failure: "),

@@ -1,17 +1,23 @@
-//! What this node has admitted alone and owes to the store's state. Each debt is taken at most once.
+//! What this node has admitted alone and owes to the store's state. Each debt is taken at most once, and what has flowed back since
+//! is not owed any more.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 
-use crate::engine::redis::RedisLimiter;
+use crate::engine::memory::MemoryLimiter;
+use crate::engine::redis::{RedisLimiter, StoreError};
 
-/// Keys that owe: some 10 MB, if each has 100 bytes.
+/// Keys that owe: some 20 MB, if each has 100 bytes.
 const DEBTORS_MAX: usize = 65_536;
 /// Debts that are taken at the same time.
 const SETTLED_AT_ONCE: usize = 256;
+/// For taking one. Nobody waits for it, and a store that has just come back may be slow.
+const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Debts {
@@ -23,23 +29,46 @@ pub(super) struct Debts {
     lost: AtomicU64,
 }
 
+/// Where debts of one limit are noted, and taken from.
+pub(super) struct Account {
+    /// Where they are taken.
+    store: RedisLimiter,
+    /// The limit as it would stand if the store had decided all of it, and nothing else: what flows back here is not owed.
+    book: MemoryLimiter,
+}
+
 struct Debt {
-    limiter: RedisLimiter,
+    account: Arc<Account>,
+    /// Permits that were admitted.
     permits: u64,
 }
 
+impl Account {
+    pub(super) fn new(store: &RedisLimiter, book: MemoryLimiter) -> Self {
+        Self { store: store.clone().with_deadline(SETTLED_WITHIN), book }
+    }
+}
+
 impl Debts {
-    /// Notes permits that were admitted.
-    pub(super) fn owe(&self, limiter: &RedisLimiter, key: &str, permits: u64) {
+    /// Notes permits that were admitted, and that the store surely has not taken.
+    pub(super) fn owe(&self, account: &Arc<Account>, key: &str, permits: u64) {
         let mut owed = self.owed.lock();
-        if let Some(debt) = owed.get_mut(&(limiter.id(), key.to_owned())) {
+        if let Some(debt) = owed.get_mut(&(account.store.id(), key.to_owned())) {
             debt.permits = debt.permits.saturating_add(permits);
         } else if owed.len() < DEBTORS_MAX {
-            owed.insert((limiter.id(), key.to_owned()), Debt { limiter: limiter.clone(), permits });
+            owed.insert((account.store.id(), key.to_owned()), Debt { account: Arc::clone(account), permits });
             self.debtors.store(owed.len(), Ordering::Relaxed);
         } else {
-            self.lost.fetch_add(permits, Ordering::Relaxed);
+            self.lose(permits);
+            return;
         }
+        drop(owed);
+        account.book.charge(key, permits);
+    }
+
+    /// Notes permits that were admitted, and that the store may have taken: never to be taken again.
+    pub(super) fn lose(&self, permits: u64) {
+        self.lost.fetch_add(permits, Ordering::Relaxed);
     }
 
     /// Whether nobody owes.
@@ -47,20 +76,10 @@ impl Debts {
         self.debtors.load(Ordering::Relaxed) == 0
     }
 
-    /// Permits that are owed, that were taken, and that will never be.
+    /// Permits that were admitted and not settled yet, that were taken, and that will never be.
     pub(super) fn permits(&self) -> (u64, u64, u64) {
         let owed = self.owed.lock().values().map(|debt| debt.permits).fold(0, u64::saturating_add);
         (owed, self.settled.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
-    }
-
-    /// Takes what a key owes.
-    pub(super) async fn settle_one(&self, limiter: &RedisLimiter, key: &str) {
-        if self.is_empty() {
-            return;
-        }
-        if let Some(debt) = self.take(limiter, key) {
-            self.settle(key, debt).await;
-        }
     }
 
     /// Takes what all keys owe.
@@ -68,11 +87,10 @@ impl Debts {
         loop {
             let keys: Vec<_> = {
                 let owed = self.owed.lock();
-                let limiters = owed.iter().take(SETTLED_AT_ONCE);
-                limiters.map(|((_, key), debt)| (debt.limiter.clone(), key.clone())).collect()
+                owed.keys().take(SETTLED_AT_ONCE).cloned().collect()
             };
             let before = self.debtors.load(Ordering::Relaxed);
-            join_all(keys.iter().map(|(limiter, key)| self.settle_one(limiter, key))).await;
+            join_all(keys.iter().map(|key| self.settle(key))).await;
             // If the store is gone again, all of them are back.
             if keys.is_empty() || self.debtors.load(Ordering::Relaxed) >= before {
                 return;
@@ -81,29 +99,38 @@ impl Debts {
     }
 
     /// Forgets what a key owes: it was made as good as new.
-    pub(super) fn forgive(&self, limiter: &RedisLimiter, key: &str) {
-        drop(self.take(limiter, key));
+    pub(super) fn forgive(&self, account: &Account, key: &str) {
+        self.take(&(account.store.id(), key.to_owned()));
+        account.book.reset(key);
     }
 
-    fn take(&self, limiter: &RedisLimiter, key: &str) -> Option<Debt> {
+    fn take(&self, debtor: &(u32, String)) -> Option<Debt> {
         let mut owed = self.owed.lock();
-        let debt = owed.remove(&(limiter.id(), key.to_owned()));
+        let debt = owed.remove(debtor);
         self.debtors.store(owed.len(), Ordering::Relaxed);
         debt
     }
 
-    async fn settle(&self, key: &str, debt: Debt) {
-        let mut taking = Taking { debts: self, lost: debt.permits };
-        match debt.limiter.charge(key, debt.permits).await {
+    async fn settle(&self, debtor: &(u32, String)) {
+        let Some(Debt { account, permits }) = self.take(debtor) else { return };
+        let (key, book) = (debtor.1.as_str(), &account.book);
+        let due = permits.min(book.limit().size() - book.remaining(key));
+        let mut taking = Taking { debts: self, lost: due };
+        match account.store.charge(key, due).await {
             Ok(()) => {
                 taking.lost = 0;
-                self.settled.fetch_add(debt.permits, Ordering::Relaxed);
+                book.reset(key);
+                self.settled.fetch_add(due, Ordering::Relaxed);
             }
-            // Once more, and it might be taken twice.
-            Err(why) if why.may_have_run() => {}
+            // Once more, and it might be taken twice; or it never could be.
+            Err(why) if why.may_have_run() || matches!(why, StoreError::Foreign { .. }) => book.reset(key),
             Err(_) => {
                 taking.lost = 0;
-                self.owe(&debt.limiter, key, debt.permits);
+                let mut owed = self.owed.lock();
+                let debt =
+                    owed.entry(debtor.clone()).or_insert(Debt { account: Arc::clone(&account), permits: 0 });
+                debt.permits = debt.permits.saturating_add(permits);
+                self.debtors.store(owed.len(), Ordering::Relaxed);
             }
         }
     }
@@ -117,6 +144,6 @@ struct Taking<'a> {
 
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
-        self.debts.lost.fetch_add(self.lost, Ordering::Relaxed);
+        self.debts.lose(self.lost);
     }
 }

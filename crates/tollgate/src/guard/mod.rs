@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tollgate_core::{Ask, Decision, Limit, Micros, Outcome, TokenBucket};
 
-use self::debts::Debts;
+use self::debts::{Account, Debts};
 pub use self::share::{Share, ShareError};
 use crate::clock::Clock;
 use crate::engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, TooManyLimits};
@@ -125,11 +125,11 @@ impl Default for GuardConfig {
 pub struct GuardStats {
     /// Keys that this node decides alone.
     pub local_keys: u64,
-    /// Permits that were admitted here and are not yet taken from the store's state.
+    /// Permits that were admitted here and are not settled yet. Some of them may have flowed back by then.
     pub debt: u64,
     /// Permits that were taken afterwards.
     pub debt_settled: u64,
-    /// Permits that are not taken any more: too many keys owed, or it is unknown whether they were taken.
+    /// Permits that are never taken: too many keys owed, or it is unknown whether they were.
     pub debt_lost: u64,
 }
 
@@ -167,6 +167,8 @@ struct Shared {
     used_at: AtomicU64,
     zero: Instant,
     begun: Notify,
+    /// Told when the store has decided although there are debts: it is back.
+    decided: Notify,
 }
 
 /// Ends outages: settles debts and forgets what was decided alone. Debts are settled only while this runs.
@@ -180,8 +182,11 @@ impl Guard {
     /// A guard, and the driver that ends outages. `clock` is read for what is decided without the store.
     pub fn new(engine: RedisEngine, config: GuardConfig, clock: Clock) -> (Self, GuardDriver) {
         let local = MemoryEngine::new(config.local, clock.clone());
-        // The first limit of an engine is never one too many.
-        let ceiling = config.ceiling.and_then(|it| local.limiter("ceiling", Limit::TokenBucket(it)).ok());
+        // In a table of its own, which nothing is evicted from.
+        let ceiling = config.ceiling.and_then(|it| {
+            let engine = MemoryEngine::new(MemoryConfig { max_keys: 1 }, clock.clone());
+            engine.limiter("ceiling", Limit::TokenBucket(it)).ok()
+        });
         let shared = Arc::new(Shared {
             engine,
             clock,
@@ -194,6 +199,7 @@ impl Guard {
             used_at: AtomicU64::new(0),
             zero: Instant::now(),
             begun: Notify::new(),
+            decided: Notify::new(),
         });
         let stop = CancellationToken::new();
         let driver = GuardDriver { shared: Arc::clone(&shared), stop: stop.clone() };
@@ -207,21 +213,29 @@ impl Guard {
         limit: Limit,
         on_failure: OnFailure,
     ) -> Result<GuardedLimiter, TooManyLimits> {
-        let limiter = self.engine().limiter(scope, limit);
+        let mut limiter = self.engine().limiter(scope, limit);
+        if let Some(deadline) = on_failure.deadline {
+            limiter = limiter.with_deadline(deadline);
+        }
+        let local = &self.0.shared.local;
+        let book = on_failure.settle.then(|| local.limiter(&format!("{scope} owed"), limit)).transpose()?;
         Ok(GuardedLimiter {
             guard: Arc::clone(&self.0),
-            local: self.0.shared.local.limiter(scope, limit)?,
-            limiter: match on_failure.deadline {
-                Some(deadline) => limiter.with_deadline(deadline),
-                None => limiter,
-            },
-            on_failure,
+            local: local.limiter(scope, limit)?,
+            account: book.map(|book| Arc::new(Account::new(&limiter, book))),
+            limiter,
+            mode: on_failure.mode,
         })
     }
 
     /// The engine that is guarded.
     pub fn engine(&self) -> &RedisEngine {
         &self.0.shared.engine
+    }
+
+    /// Takes what is owed, as far as the store lets it: before a program ends.
+    pub async fn settle_debts(&self) {
+        self.0.shared.debts.settle_all().await;
     }
 
     /// What it holds and has done. Looks into every part of a table: for reports, not for the way of a request.
@@ -239,7 +253,9 @@ pub struct GuardedLimiter {
     limiter: RedisLimiter,
     /// With the whole limit: asks are made larger instead of the limit smaller.
     local: MemoryLimiter,
-    on_failure: OnFailure,
+    /// Where debts are noted, if they are settled.
+    account: Option<Arc<Account>>,
+    mode: FailureMode,
 }
 
 impl GuardedLimiter {
@@ -252,8 +268,9 @@ impl GuardedLimiter {
     pub async fn acquire(&self, key: &str, ask: Ask) -> Verdict {
         let why = match self.limiter.acquire(key, ask).await {
             Ok(decision) => {
-                // What this node owes is taken before the next one asks.
-                self.guard.shared.debts.settle_one(&self.limiter, key).await;
+                if !self.guard.shared.debts.is_empty() {
+                    self.guard.shared.decided.notify_one();
+                }
                 return Verdict::exact(decision);
             }
             Err(why) => why,
@@ -264,9 +281,12 @@ impl GuardedLimiter {
             FailureMode::Open => self.open(),
             FailureMode::Local => {
                 let verdict = self.scaled(ask, |ask| self.local.acquire(key, ask));
-                // What may have been taken is not taken twice.
-                if self.on_failure.settle && verdict.is_admitted() && !why.may_have_run() {
-                    self.guard.shared.debts.owe(&self.limiter, key, ask.cost);
+                if let Some(account) = self.account.as_ref().filter(|_| verdict.is_admitted()) {
+                    let debts = &self.guard.shared.debts;
+                    match why.may_have_run() {
+                        false => debts.owe(account, key, ask.cost),
+                        true => debts.lose(ask.cost),
+                    }
                 }
                 verdict
             }
@@ -290,7 +310,9 @@ impl GuardedLimiter {
     /// Makes a key as good as new. Without the store that cannot be done.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
         self.limiter.reset(key).await?;
-        self.guard.shared.debts.forgive(&self.limiter, key);
+        if let Some(account) = &self.account {
+            self.guard.shared.debts.forgive(account, key);
+        }
         self.local.reset(key);
         Ok(())
     }
@@ -301,8 +323,8 @@ impl GuardedLimiter {
         if ask.cost > self.limit().size() {
             return None;
         }
-        let overload = self.on_failure.mode == FailureMode::Open && why.is_overload();
-        Some(if overload { FailureMode::Local } else { self.on_failure.mode })
+        let overload = self.mode == FailureMode::Open && why.is_overload();
+        Some(if overload { FailureMode::Local } else { self.mode })
     }
 
     fn closed(&self) -> Verdict {
@@ -362,12 +384,12 @@ impl Shared {
     /// Settles what is owed as soon as the store is well, and forgets the rest when the outage is over.
     async fn end_outage(&self) {
         loop {
-            sleep(LOOK_EVERY).await;
-            if self.engine.health().is_err() {
-                continue;
-            }
+            // Whichever is first: what is owed should be taken before much else is.
+            let _ = timeout(LOOK_EVERY, self.decided.notified()).await;
+            // Where one of several servers is gone, the debts to the others are taken all the same.
             self.debts.settle_all().await;
-            if self.debts.is_empty() && self.quiet_for() >= self.forget_after {
+            let is_well = self.debts.is_empty() && self.engine.health().is_ok();
+            if is_well && self.quiet_for() >= self.forget_after {
                 self.used.store(false, Ordering::Relaxed);
                 self.local.clear();
                 return;

@@ -10,7 +10,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// No answer in time. Whether it was decided is unknown; it counts as not admitted, and is not repeated.
-    #[error("the store did not answer within {} ms", .0.as_millis())]
+    #[error("the store did not answer within {} ms", .0.as_micros().div_ceil(1_000))]
     Timeout(Duration),
     /// There is no connection. Nothing was sent.
     #[error("no connection to {server}: {why}")]

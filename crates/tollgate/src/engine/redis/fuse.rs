@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -22,29 +23,41 @@ struct Inner {
     breaker: Breaker,
     /// The last failure.
     why: Arc<str>,
-    /// Whether it is open because the server was too slow, and for no other reason.
-    slow: bool,
+    /// If it is open because the server was too slow: since when, and how long a prompt answer to something else is not
+    /// believed.
+    slow: Option<Slow>,
 }
 
+#[derive(Clone, Copy)]
+struct Slow {
+    since: Instant,
+    doubt: Duration,
+}
+
+/// How long a prompt answer is not believed after a server was too slow, the first time. Then twice that, and so on.
+const DOUBT_MIN: Duration = Duration::from_millis(50);
+/// The longest: after that the breaker's own wait is over as well, by default.
+const DOUBT_MAX: Duration = Duration::from_millis(400);
+
 /// A call under way. If nobody says what became of it, nothing was learned from it.
-pub(super) struct Crossing<'a> {
-    fuse: &'a Fuse,
+pub(super) struct Crossing {
+    fuse: Arc<Fuse>,
     pass: Pass,
     settled: bool,
 }
 
 impl Fuse {
-    pub(super) fn new(server: Arc<str>, config: BreakerConfig) -> Self {
-        let inner = Inner { breaker: Breaker::new(config), why: "".into(), slow: false };
-        Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) }
+    pub(super) fn new(server: Arc<str>, config: BreakerConfig) -> Arc<Self> {
+        let inner = Inner { breaker: Breaker::new(config), why: "".into(), slow: None };
+        Arc::new(Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) })
     }
 
     /// Lets a call through, or says why not.
-    pub(super) fn permit(&self) -> Result<Crossing<'_>, StoreError> {
+    pub(super) fn permit(self: &Arc<Self>) -> Result<Crossing, StoreError> {
         let now = self.now();
         let mut inner = self.inner.lock();
         match inner.breaker.permit(now) {
-            Some(pass) => Ok(Crossing { fuse: self, pass, settled: false }),
+            Some(pass) => Ok(Crossing { fuse: Arc::clone(self), pass, settled: false }),
             None => Err(self.refusal(&inner)),
         }
     }
@@ -57,21 +70,20 @@ impl Fuse {
 
     /// Whether a server that was too slow only has to be prompt again.
     pub(super) fn is_slow(&self) -> bool {
-        self.inner.lock().slow
+        self.inner.lock().slow.is_some()
     }
 
     /// The server has answered in time, be it not to a check. If it is left alone only because it did not, the next call may
     /// try: a moment of silence should not cost half a second.
     pub(super) fn prompt(&self) {
         let mut inner = self.inner.lock();
-        if inner.slow {
-            inner.slow = false;
+        if inner.slow.is_some_and(|slow| slow.since.elapsed() >= slow.doubt) {
             let _ = inner.breaker.reachable();
         }
     }
 
     /// The server has done what it is for, asked by nobody who waits.
-    pub(super) fn told(&self) {
+    pub(super) fn told(self: &Arc<Self>) {
         if self.state() != BreakerState::Closed
             && let Ok(crossing) = self.permit()
         {
@@ -89,13 +101,12 @@ impl Fuse {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Whether all calls go through, or why not.
+    /// Whether the next call goes through, or why not. Where nobody has asked since the wait was over, nothing is known to be
+    /// wrong.
     pub(super) fn health(&self) -> Result<(), StoreError> {
+        let now = self.now();
         let inner = self.inner.lock();
-        match inner.breaker.state() {
-            BreakerState::Closed => Ok(()),
-            BreakerState::HalfOpen | BreakerState::Open => Err(self.refusal(&inner)),
-        }
+        if inner.breaker.is_refusing(now) { Err(self.refusal(&inner)) } else { Ok(()) }
     }
 
     fn refusal(&self, inner: &Inner) -> StoreError {
@@ -118,11 +129,13 @@ impl Fuse {
         let changed = inner.breaker.settle(pass, outcome, now, jitter[0]);
         match changed {
             Some(BreakerState::Open) => {
-                self.opened.fetch_add(1, Ordering::Relaxed);
                 inner.why = why.map_or_else(|| "".into(), |why| why.to_string().into());
-                inner.slow = matches!(why, Some(StoreError::Timeout(_)));
+                let doubt = inner.slow.map_or(DOUBT_MIN, |slow| DOUBT_MAX.min(slow.doubt * 2));
+                let is_slow = matches!(why, Some(StoreError::Timeout(_)));
+                inner.slow = is_slow.then(|| Slow { since: Instant::now(), doubt });
                 // A probe that fails is no news.
                 if was == BreakerState::Closed {
+                    self.opened.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(server = %self.server, why = %inner.why, "circuit breaker open");
                 }
             }
@@ -134,7 +147,7 @@ impl Fuse {
     }
 }
 
-impl Crossing<'_> {
+impl Crossing {
     /// The server did what it is for, or said who does.
     pub(super) fn succeeded(mut self) {
         self.settle(CallOutcome::Succeeded, None);
@@ -151,7 +164,7 @@ impl Crossing<'_> {
     }
 }
 
-impl Drop for Crossing<'_> {
+impl Drop for Crossing {
     fn drop(&mut self) {
         if !self.settled {
             self.settle(CallOutcome::Forgone, None);

@@ -217,12 +217,15 @@ impl Inner {
         deadline: Instant,
         command: impl Fn(Option<Timestamp>) -> Command,
     ) -> Result<Reply, StoreError> {
-        self.counters.calls.fetch_add(1, Ordering::Relaxed);
         let handed_in = self.clock.as_ref().map(Clock::now);
         let called = self
             .routes
             .call(key, slot, self.lines.hash(key), deadline, |estimated| command(handed_in.or(estimated)));
-        called.await.inspect_err(|why| self.count_failure(why))
+        let called = called.await;
+        if !matches!(called, Err(StoreError::BreakerOpen { .. })) {
+            self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        }
+        called.inspect_err(|why| self.count_failure(why))
     }
 }
 

@@ -114,7 +114,7 @@ pub(super) struct Node {
     /// When a key that is on the move was last asked for here: such a node may have no slots yet.
     asked: Mutex<Option<Instant>>,
     /// Which calls go through.
-    pub(super) fuse: Fuse,
+    pub(super) fuse: Arc<Fuse>,
     /// Told when a connection is lost or cannot be had: the server may no longer be the right one.
     pub(super) doubt: Arc<Notify>,
     pub(super) retired: CancellationToken,

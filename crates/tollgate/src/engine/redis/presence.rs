@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::{Instant, sleep};
 
@@ -23,6 +24,14 @@ pub(super) struct Presence {
     id: String,
     /// How many there were when the store last said so; 0 if it never has.
     nodes: AtomicU32,
+    /// While the store speaks of fewer: since when, without a gap, and the most that it spoke of.
+    fewer: Mutex<Option<Fewer>>,
+}
+
+struct Fewer {
+    since: Instant,
+    last: Instant,
+    most: u32,
 }
 
 impl Presence {
@@ -31,7 +40,11 @@ impl Presence {
         let mut id = [0; 16];
         // Without randomness some nodes would count as one, and each would take a larger share of a limit.
         getrandom::fill(&mut id).expect("the operating system gives random numbers");
-        Arc::new(Self { id: format!("{:032x}", u128::from_be_bytes(id)), nodes: AtomicU32::new(0) })
+        Arc::new(Self {
+            id: format!("{:032x}", u128::from_be_bytes(id)),
+            nodes: AtomicU32::new(0),
+            fewer: Mutex::new(None),
+        })
     }
 
     /// How many nodes there were when the store last said so, this one among them.
@@ -45,9 +58,53 @@ impl Presence {
         loop {
             let say = |now| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, now);
             if let Some(Value::Int(nodes)) = routes.tell(&key, Instant::now() + SAY_WITHIN, say).await {
-                self.nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX), Ordering::Relaxed);
+                self.hear(u32::try_from(nodes).unwrap_or(u32::MAX), Instant::now());
             }
             sleep(jittered(SAY_EVERY)).await;
         }
+    }
+
+    /// More nodes count at once; fewer only after all had the time to say that they live: a store that comes back empty knows of
+    /// nobody at first, and a share that is too large lasts as long as the next outage.
+    fn hear(&self, nodes: u32, now: Instant) {
+        let mut fewer = self.fewer.lock();
+        if nodes >= self.nodes.load(Ordering::Relaxed) {
+            *fewer = None;
+            self.nodes.store(nodes, Ordering::Relaxed);
+            return;
+        }
+        let run = fewer.take().filter(|run| now - run.last < SAY_EVERY * 2);
+        let run = run.unwrap_or(Fewer { since: now, last: now, most: nodes });
+        let run = Fewer { last: now, most: run.most.max(nodes), ..run };
+        if now - run.since >= COUNTS_FOR {
+            self.nodes.store(run.most, Ordering::Relaxed);
+        } else {
+            *fewer = Some(run);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_nodes_count_at_once_and_fewer_only_after_all_had_time_to_speak() {
+        let (presence, start) = (Presence::new(), Instant::now());
+        let hear = |secs: u64, nodes| {
+            presence.hear(nodes, start + Duration::from_secs(secs));
+            presence.nodes()
+        };
+        assert_eq!(presence.nodes(), None);
+        assert_eq!(hear(0, 1), Some(1));
+        assert_eq!(hear(1, 4), Some(4));
+        // The store has forgotten everybody, and hears of one after another.
+        assert_eq!([hear(60, 1), hear(61, 2), hear(62, 4)], [Some(4); 3]);
+        // One is really gone.
+        assert_eq!([70, 71, 72, 73, 74].map(|secs| hear(secs, 3)), [Some(4); 5]);
+        assert_eq!(hear(75, 3), Some(3));
+        // A gap begins anew.
+        assert_eq!([80, 81, 82, 90, 91, 92, 93, 94].map(|secs| hear(secs, 1)), [Some(3); 8]);
+        assert_eq!(hear(95, 2), Some(2), "the most that was spoken of");
     }
 }

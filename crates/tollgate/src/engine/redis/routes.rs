@@ -13,6 +13,7 @@ use tollgate_core::{BreakerState, Timestamp};
 
 use super::driver::Tasks;
 use super::error::{Fault, Redirect, StoreError, connect_error, fault, is_refusal};
+use super::fuse::Crossing;
 use super::late::within;
 use super::node::{Entry, Node, PAUSE_MAX, PAUSE_REFUSED, jittered, single};
 use super::script::Command;
@@ -21,6 +22,8 @@ use super::url::{Address, Shape};
 
 /// Redirects that one call follows. A cluster that sends a call in circles is one that is changing hands.
 const REDIRECTS_MAX: u32 = 3;
+/// A deadline is taken some moments before it is looked at here.
+const HASTE: Duration = Duration::from_millis(1);
 /// How often one call makes its script known again. A server that forgets it each time is being flushed in a loop.
 const RELOADS_MAX: u32 = 3;
 /// Before a call is repeated that met keys on the move. It did not run.
@@ -154,17 +157,25 @@ impl Routes {
     ) -> Result<Reply, StoreError> {
         let begun = Instant::now();
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
+        // Who waits less long than the store may take has only given up: that says nothing of the server.
+        let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.entry.patience;
         let mut node = self.node(slot, deadline).await?;
         let (mut asking, mut redirects, mut reloads) = (false, 0, 0);
+        let mut held: Option<Crossing> = None;
         loop {
             let at = Arc::clone(&node);
-            // Where no call goes through, or there is no connection, there may be another owner by now.
-            let crossing = at.fuse.permit().inspect_err(|_| self.doubt.notify_one())?;
+            let crossing = match held.take() {
+                Some(crossing) => crossing,
+                // Where no call goes through, or there is no connection, there may be another owner by now.
+                None => at.fuse.permit().inspect_err(|_| self.doubt.notify_one())?,
+            };
             let mut borrowed = match at.borrow(hash, deadline).await {
                 Ok(borrowed) => borrowed,
                 Err(why) => {
                     self.doubt.notify_one();
-                    crossing.failed(&why);
+                    if is_patient {
+                        crossing.failed(&why);
+                    }
                     return Err(why);
                 }
             };
@@ -186,8 +197,7 @@ impl Routes {
                 Err(_) => {
                     at.unanswered(&borrowed);
                     let why = late();
-                    // A caller who waits less long has only given up.
-                    if begun.elapsed() >= self.entry.patience {
+                    if is_patient {
                         crossing.failed(&why);
                     }
                     return Err(why);
@@ -201,9 +211,22 @@ impl Routes {
                     asking = redirects > 0;
                     let load = at.reload(script, &mut borrowed, sent);
                     match timeout_at(deadline, load).await {
-                        Ok(Ok(())) => continue,
-                        Ok(Err(error)) => connect_error(&error, &at.name),
-                        Err(_) => late(),
+                        Ok(Ok(())) => {
+                            held = Some(crossing);
+                            continue;
+                        }
+                        Ok(Err(error)) => match fault(&error, &at.name, key) {
+                            Fault::Broken(why) | Fault::Demoted(why) => {
+                                at.lost(&borrowed);
+                                why
+                            }
+                            Fault::Answered(why) => why,
+                            Fault::NoScript | Fault::Moved(_) | Fault::Ask(_) | Fault::TryAgain => {
+                                StoreError::protocol(&error)
+                            }
+                        },
+                        // The script was missing, and has not run.
+                        Err(_) => return Err(Self::not_sent(&at, "there was no time to load a script")),
                     }
                 }
                 (Fault::NoScript, _) => {
@@ -232,7 +255,8 @@ impl Routes {
                 (Fault::TryAgain, _) => {
                     asking = redirects > 0;
                     crossing.succeeded();
-                    timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await.map_err(|_| late())?;
+                    let pause = timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await;
+                    pause.map_err(|_| Self::not_sent(&at, "keys are on the move"))?;
                     continue;
                 }
                 (Fault::Broken(why), _) => {
@@ -260,6 +284,11 @@ impl Routes {
             crossing.failed(&why);
             return Err(why);
         }
+    }
+
+    /// A call that has not run, and that there is no time left for.
+    fn not_sent(node: &Node, why: &'static str) -> StoreError {
+        StoreError::Unavailable { server: Arc::clone(&node.name), why: why.into() }
     }
 
     /// Says something to the server of a key that nobody waits for. It goes past the breaker and does not count against the

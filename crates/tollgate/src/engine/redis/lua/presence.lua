@@ -13,5 +13,7 @@ if not now then
 end
 redis.call('ZADD', KEYS[1], now, ARGV[2])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3])
+-- Whoever spoke before the clock was set back, and does not any more.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], now + ARGV[3], '+inf')
 redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[3] / 1000))
 return redis.call('ZCARD', KEYS[1])
