@@ -38,6 +38,8 @@ pub(crate) struct Summary {
     pub(crate) tasks: [usize; 2],
     /// Answers of the store that were not understood.
     pub(crate) not_understood: u64,
+    /// Of each tick of the program's clock: when it was due, and how late it was. It waits for nothing but the machine.
+    pub(crate) ticks_us: Vec<(u64, u64)>,
 }
 
 /// Checks are drawn and sent once in so long.
@@ -71,10 +73,14 @@ impl Worker {
         // A late tick is made up for: the pace is that of the clock, not of the answers.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let (start, mut sent, mut tasks) = (Instant::now(), 0, 0);
+        let mut ticks_us = Vec::new();
         loop {
             tokio::select! {
                 _ = stop.recv() => break,
-                _ = ticks.tick() => {}
+                due = ticks.tick() => {
+                    let late_us = due.elapsed().as_micros() as u64;
+                    ticks_us.push((now_us() - late_us, late_us));
+                }
             }
             if tasks == 0 && start.elapsed() >= Duration::from_secs(1) {
                 tasks = alive_tasks();
@@ -94,8 +100,11 @@ impl Worker {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let failed = guard.engine().stats().failed;
         let class = tollgate::StoreError::CLASSES.iter().position(|class| *class == "protocol");
-        let summary =
-            Summary { tasks: [tasks, alive_tasks()], not_understood: class.map_or(0, |class| failed[class]) };
+        let summary = Summary {
+            tasks: [tasks, alive_tasks()],
+            not_understood: class.map_or(0, |class| failed[class]),
+            ticks_us,
+        };
         let records = records.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = std::io::BufWriter::new(std::fs::File::create(&self.out)?);
         for record in records.iter() {
