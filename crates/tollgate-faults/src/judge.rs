@@ -240,10 +240,9 @@ impl Judge {
         self.decision(format!("excess <= {more}{why}"), told, by_store <= more + tolerance && keys > 0);
         let told = format!("{by_one} over, {admitted_alone} admitted");
         self.common("alone: within a node's share", told, by_one <= tolerance);
-        // The shares of all nodes are a limit of their own, which begins full; and what flows back to the store's state
-        // meanwhile is not taken by it.
-        let outage_us = last_alone.saturating_sub(first_alone);
-        let both = more + BURST + (RATE * outage_us).div_ceil(1_000_000).min(BURST);
+        // The shares of all nodes are a limit of their own, for as long as anything is decided alone.
+        let alone_us = last_alone.saturating_sub(first_alone);
+        let both = more + BURST + (RATE * alone_us).div_ceil(1_000_000);
         self.decision(format!("both together <= {both}"), by_all, by_all <= both + tolerance);
     }
 
