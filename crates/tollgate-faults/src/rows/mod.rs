@@ -25,7 +25,14 @@ pub struct Row {
 impl Row {
     /// Brings the fault about under load that a seed draws, and judges every decision.
     pub fn run(&self, pace: Pace, seed: u64) -> Option<Finding> {
-        Some((self.run)(pace, seed)?.finish(self.id, self.fault))
+        let played = std::panic::catch_unwind(|| (self.run)(pace, seed));
+        let judge = played.unwrap_or_else(|_| {
+            // A store that does not do what it is told to: the row was not run, and that is a failure too.
+            let mut judge = Judge::bare(seed);
+            judge.decision("the fault is brought about", "the rig has failed: see above", false);
+            Some(judge)
+        });
+        Some(judge?.finish(self.id, self.fault))
     }
 }
 
