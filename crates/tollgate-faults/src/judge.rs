@@ -211,16 +211,14 @@ impl Judge {
         let (mut slowest, mut first_alone, mut last_alone) = (0, u64::MAX, 0);
         for it in self.run.records.iter().filter(|it| it.allowed) {
             let group: &mut Vec<(u64, u64)> = match it.ground {
-                Ground::Exact => {
-                    slowest = slowest.max(it.took_us);
-                    exact.entry((it.limit, it.key)).or_default()
-                }
+                Ground::Exact => exact.entry((it.limit, it.key)).or_default(),
                 Ground::Local => {
                     (first_alone, last_alone) = (first_alone.min(it.at_us), last_alone.max(it.at_us));
                     alone.entry((it.limit, it.key, it.node)).or_default()
                 }
                 Ground::Open | Ground::Closed | Ground::None => continue,
             };
+            slowest = slowest.max(it.took_us);
             group.push((it.at_us, 1));
             if LIMITS[usize::from(it.limit)].ground() == Ground::Local {
                 let group: &mut Vec<(u64, u64)> = all.entry(it.key).or_default();

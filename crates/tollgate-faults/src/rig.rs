@@ -94,7 +94,7 @@ impl Node {
             None => Process::start_with_log(&command, &log),
         };
         let mut address = None;
-        wait_at_most(Duration::from_secs(20), "a node listens", || {
+        wait_at_most(Duration::from_secs(60), "a node listens", || {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
             let said = text.split_once("listens on http://").and_then(|(_, rest)| rest.split(' ').next());
             address = said.and_then(|it| it.parse().ok());
@@ -132,7 +132,7 @@ impl Rig {
         let (timeline, seed) = (Vec::new(), setup.seed);
         let mut rig = Self { nodes, worker, records, load, timeline, before: Vec::new(), directory, seed };
         rig.mark("load begins");
-        wait_at_most(Duration::from_secs(20), "the nodes know of each other", || {
+        wait_at_most(Duration::from_secs(60), "the nodes know of each other", || {
             rig.nodes.iter().all(|node| node.counts() == Some(SHARERS))
         });
         // Each says once a second that it lives: then the last has heard of all others, too.
