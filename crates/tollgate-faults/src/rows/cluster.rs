@@ -85,7 +85,7 @@ fn without_a_primary(pace: Pace, seed: u64, full_coverage: bool) -> Option<Judge
         format!("keys without a primary (election: {})", millis(healed - fault)),
         format!("{} (node timeout and 2 s: {} ms)", millis(outage), bar.as_millis()),
     );
-    judge.excess(0, "");
+    judge.excess(crate::traffic::BURST, " (what no replica had heard of is lost)");
     judge.latency(begun, fault, healed);
     judge.recovered(healed);
     judge.no_leak();

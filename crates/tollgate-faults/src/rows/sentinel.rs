@@ -24,7 +24,7 @@ fn without_primary(pace: Pace, seed: u64, missed_for: Duration) -> Option<Judge>
     let mut judge = Judge::of(rig.finish());
     // Nodes may hear of the new primary before this program does.
     judge.outage(fault, fault + missed_for.as_micros() as u64);
-    judge.excess(0, "");
+    judge.excess(BURST, " (what no replica had heard of is lost)");
     judge.latency(begun, fault, healed);
     judge.recovered(healed);
     judge.note("without a primary", crate::judge::millis(healed - fault));
