@@ -109,8 +109,8 @@ pub(super) struct Node {
     /// Where scripts may not read the time: the last that the server told, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
-    /// When scripts were last loaded because they were missing, by their names.
-    loaded: tokio::sync::Mutex<HashMap<&'static str, Instant>>,
+    /// When each script was last loaded because it was missing. One is not held up by another.
+    loaded: Box<[tokio::sync::Mutex<Option<Instant>>]>,
     /// When a key that is on the move was last asked for here: such a node may have no slots yet.
     asked: Mutex<Option<Instant>>,
     /// Which calls go through.
@@ -166,7 +166,7 @@ impl Node {
             entry,
             clock: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
-            loaded: tokio::sync::Mutex::default(),
+            loaded: SCRIPTS.all().map(|_| tokio::sync::Mutex::default()).collect(),
             asked: Mutex::new(None),
             fuse,
             doubt,
@@ -409,10 +409,11 @@ impl Node {
         borrowed: &mut Borrowed,
         sent: Instant,
     ) -> RedisResult<()> {
-        let mut loaded = self.loaded.lock().await;
-        if loaded.get(script.sha.as_str()).is_none_or(|loaded| *loaded < sent) {
+        let number = SCRIPTS.all().position(|known| known.sha == script.sha).unwrap_or_default();
+        let mut loaded = self.loaded[number].lock().await;
+        if loaded.is_none_or(|loaded| loaded < sent) {
             load(&mut borrowed.connection, [script]).await?;
-            loaded.insert(&script.sha, Instant::now());
+            *loaded = Some(Instant::now());
         }
         Ok(())
     }
