@@ -8,7 +8,7 @@ use tollgate_core::{
 };
 
 /// Cases come from `PROPTEST_CASES` (256 if unset); what has failed once is kept beside this file and tried first.
-fn config() -> ProptestConfig {
+pub(crate) fn config() -> ProptestConfig {
     ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         max_shrink_iters: 20_000,

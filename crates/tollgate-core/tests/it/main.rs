@@ -4,5 +4,6 @@
 mod accuracy; // how far the sliding counter is from the exact log
 mod breaker; // when a failing server is asked again
 mod laws; // what holds for every limit, trace and clock
+mod lease; // permits that are lent
 mod vectors; // the published steps of each algorithm
 mod worked; // the numbers of the specification and the known traps

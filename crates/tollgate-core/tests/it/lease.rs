@@ -1,0 +1,204 @@
+//! Leases: whatever is granted, spent, given back or left to expire, anywhere and at any time, the bucket's own bound holds.
+
+use proptest::prelude::*;
+use tollgate_core::algorithm::{Grant, LeaseBucket};
+use tollgate_core::{Algorithm, Ask, Micros, Outcome, Rate, Timestamp, TokenBucket};
+
+const BEGIN_US: u64 = 1_700_000_000_000_000;
+
+/// What happens next, after some time.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A node asks for permits ahead of use. Its question was under way for so long.
+    Lease { wanted: u64, under_way_us: u64 },
+    /// A node takes permits from a lease that it holds, if it still may.
+    Spend { lease: usize, permits: u64 },
+    /// A node gives back what it has not spent of a lease.
+    GiveBack { lease: usize },
+    /// Somebody asks without a lease.
+    Take { permits: u64 },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    grant: Grant,
+    left: u64,
+    /// From when it was asked for: the node knows no other instant.
+    ends: Timestamp,
+}
+
+/// Permits that pass at an instant.
+type Passed = (Timestamp, u64);
+
+/// Whether somewhere more passed than the burst and what flowed meanwhile: the O(n) checker over all intervals.
+fn excess(bucket: &TokenBucket, rate: Rate, passed: &[Passed]) -> i128 {
+    let per = i128::from(rate.per().get());
+    let (mut best, mut worst, mut total) = (None, i128::MIN, 0_i128);
+    for (at, permits) in passed {
+        let flowed = i128::from(rate.permits()) * i128::from(at.as_micros());
+        let headroom = flowed - total * per;
+        let beginning = *best.insert(best.map_or(headroom, |best: i128| best.max(headroom)));
+        total += i128::from(*permits);
+        worst = worst.max(total * per - flowed + beginning - i128::from(bucket.capacity()) * per);
+    }
+    worst
+}
+
+fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+    let event = prop_oneof![
+        3 => (1..20_u64, 0..300_u64).prop_map(|(wanted, under_way_us)| Event::Lease { wanted, under_way_us }),
+        4 => (any::<usize>(), 1..8_u64).prop_map(|(lease, permits)| Event::Spend { lease, permits }),
+        1 => any::<usize>().prop_map(|lease| Event::GiveBack { lease }),
+        2 => (1..8_u64).prop_map(|permits| Event::Take { permits }),
+    ];
+    prop::collection::vec((prop_oneof![3 => 0..200_u64, 1 => 0..3_000_u64], event), 1..120)
+}
+
+fn buckets() -> impl Strategy<Value = (TokenBucket, Rate, Micros)> {
+    let rates = (1..=12_u64, prop::sample::select(vec![7_u64, 100, 1_000]));
+    (1..=20_u64, rates, 1..=1_500_u64).prop_filter_map("exact", |(size, (permits, us), life)| {
+        let rate = Rate::new(permits, Micros::new(us)).ok()?;
+        Some((TokenBucket::new(size, rate).ok()?, rate, Micros::new(life)))
+    })
+}
+
+/// Plays a trace and says what passed. Before each event the store's clock is set back by so much.
+fn play(bucket: &LeaseBucket, events: &[(u64, Event)], back_us: impl Fn(usize) -> u64) -> Vec<Passed> {
+    let mut now = Timestamp::from_micros(BEGIN_US);
+    let mut state = bucket.fresh(now);
+    let (mut held, mut passed): (Vec<Held>, Vec<Passed>) = (Vec::new(), Vec::new());
+    let mut shift = 0;
+    for (number, (pause, event)) in events.iter().enumerate() {
+        now = now.after(Micros::new(*pause));
+        // The store's clock may be set back; that of the nodes, by which leases end, goes on.
+        shift += back_us(number);
+        let store = Timestamp::from_micros(now.as_micros() - shift);
+        match *event {
+            Event::Lease { wanted, under_way_us } => {
+                let grant = bucket.grant(&mut state, store, wanted);
+                let asked = Timestamp::from_micros(now.as_micros() - under_way_us);
+                held.push(Held { grant, left: grant.permits, ends: asked.after(bucket.life()) });
+            }
+            Event::Spend { lease, permits } => {
+                let count = held.len();
+                if let Some(lease) = held.get_mut(lease % count.max(1)) {
+                    let spent = if now < lease.ends { permits.min(lease.left) } else { 0 };
+                    lease.left -= spent;
+                    passed.push((now, spent));
+                }
+            }
+            Event::GiveBack { lease } => {
+                let count = held.len();
+                // A node knows when its leases end, and gives nothing back after that.
+                if let Some(lease) = held.get_mut(lease % count.max(1)).filter(|lease| now < lease.ends) {
+                    bucket.give_back(&mut state, store, Grant { permits: lease.left, ..lease.grant });
+                    lease.left = 0;
+                }
+            }
+            Event::Take { permits } => {
+                if bucket.take(&mut state, store, permits).is_admitted() {
+                    passed.push((now, permits));
+                }
+            }
+        }
+        // What is left here and what may still be spent elsewhere fit into the bucket together.
+        let out: u64 = held.iter().filter(|lease| now < lease.ends).map(|lease| lease.left).sum();
+        let left = bucket.standing(&state, store).remaining;
+        assert!(left + out <= bucket.bucket().capacity(), "{left} left and {out} out");
+    }
+    passed
+}
+
+proptest! {
+    #![proptest_config(crate::laws::config())]
+
+    #[test]
+    fn leases_never_exceed_the_limit((bucket, rate, life) in buckets(), events in events()) {
+        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let passed = play(&lease, &events, |_| 0);
+        prop_assert!(excess(&bucket, rate, &passed) <= 0, "{passed:?}");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_adds_nothing((bucket, rate, life) in buckets(), events in events(), at in 0..120_usize, by in 1..10_000_u64) {
+        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let passed = play(&lease, &events, |number| if number == at { by } else { 0 });
+        prop_assert!(excess(&bucket, rate, &passed) <= 0, "{passed:?}");
+    }
+
+    #[test]
+    fn without_leases_it_is_the_bucket((bucket, _, life) in buckets(), asks in prop::collection::vec((0..2_000_u64, 0..25_u64), 1..50)) {
+        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let mut now = Timestamp::from_micros(BEGIN_US);
+        let (mut plain, mut lending) = (bucket.fresh(now), lease.fresh(now));
+        for (pause, cost) in asks {
+            now = now.after(Micros::new(pause));
+            let expected = bucket.decide(&mut plain, now, Ask::of(cost));
+            prop_assert_eq!(lease.take(&mut lending, now, cost), expected);
+            prop_assert_eq!(lease.standing(&lending, now), bucket.standing(&plain, now));
+        }
+    }
+
+    #[test]
+    fn a_promised_wait_is_exact((bucket, _, life) in buckets(), events in events(), cost in 1..20_u64) {
+        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let mut now = Timestamp::from_micros(BEGIN_US);
+        let mut state = lease.fresh(now);
+        for (pause, event) in events {
+            now = now.after(Micros::new(pause));
+            match event {
+                Event::Lease { wanted, .. } => drop(lease.grant(&mut state, now, wanted)),
+                Event::Take { permits } => drop(lease.take(&mut state, now, permits)),
+                Event::Spend { .. } | Event::GiveBack { .. } => {}
+            }
+            if let Outcome::Denied { retry } = lease.take(&mut state.clone(), now, cost) {
+                let at = now.after(retry);
+                let before = Timestamp::from_micros(at.as_micros() - 1);
+                prop_assert!(lease.take(&mut state.clone(), at, cost).is_admitted(), "at its time");
+                prop_assert!(!lease.take(&mut state.clone(), before, cost).is_admitted(), "before its time");
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_that_has_run_out_and_a_fresh_one_decide_alike((bucket, _, life) in buckets(), events in events(), wanted in 1..25_u64) {
+        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let mut now = Timestamp::from_micros(BEGIN_US);
+        let mut state = lease.fresh(now);
+        for (pause, event) in events {
+            now = now.after(Micros::new(pause));
+            match event {
+                Event::Lease { wanted, .. } => drop(lease.grant(&mut state, now, wanted)),
+                Event::Take { permits } => drop(lease.take(&mut state, now, permits)),
+                Event::Spend { .. } | Event::GiveBack { .. } => {}
+            }
+        }
+        let then = now.max(lease.full_at(&state));
+        let mut fresh = lease.fresh(then);
+        prop_assert_eq!(lease.grant(&mut state, then, wanted), lease.grant(&mut fresh, then, wanted));
+        prop_assert_eq!(lease.standing(&state, then), lease.standing(&fresh, then));
+    }
+}
+
+/// The obvious way: a lease is an ordinary debit, and the bucket refills as if it had been spent. All nodes lease, wait until the
+/// bucket is full again, and spend everything.
+#[test]
+fn the_obvious_lease_would_exceed_the_limit() {
+    let rate = Rate::per_second(10);
+    let bucket = TokenBucket::new(10, rate).unwrap();
+    let start = Timestamp::from_micros(BEGIN_US);
+    let mut state = bucket.fresh(start);
+    assert!(
+        bucket.decide(&mut state, start, Ask::of(10)).is_admitted(),
+        "leased, to be spent within a second"
+    );
+    let later = start.after(Micros::new(999_999));
+    assert!(bucket.decide(&mut state, later, Ask::of(9)).is_admitted(), "refilled meanwhile");
+    let obvious = excess(&bucket, rate, &[(later, 10), (later, 9)]);
+    assert_eq!(obvious, 9_000_000, "nine permits too many");
+
+    let lease = LeaseBucket::new(bucket, Micros::from_secs(1)).unwrap();
+    let mut state = lease.fresh(start);
+    assert_eq!(lease.grant(&mut state, start, 10).permits, 10);
+    assert_eq!(lease.grant(&mut state, later, 9).permits, 0, "the room is taken");
+}
