@@ -109,8 +109,15 @@ impl Judge {
         let exits = self.run.exits.iter().filter(|exit| **exit != Some(0)).count();
         let told = format!("{panics} panics, {exits} other exits");
         self.common("no panic, exit 0", told, panics == 0 && exits == badly);
-        let foreign = self.run.summary.as_ref().map_or(u64::MAX, |summary| summary.not_understood);
+        let failed = self.run.summary.as_ref().map(|summary| summary.failed.clone()).unwrap_or_default();
+        let foreign = failed.get("protocol").copied().unwrap_or(u64::MAX);
         self.common("replies of other calls 0", foreign, foreign == 0);
+        let errors: Vec<_> = failed
+            .iter()
+            .filter(|(_, count)| **count > 0)
+            .map(|(class, count)| format!("{class} {count}"))
+            .collect();
+        self.note("calls of the embedding program without a decision", errors.join(", "));
     }
 
     /// For what needs no rig.

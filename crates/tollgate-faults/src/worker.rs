@@ -1,5 +1,6 @@
 //! A program that embeds the library: it makes checks at a steady pace, and writes down what became of each.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,8 +37,8 @@ pub struct Worker {
 pub(crate) struct Summary {
     /// Tasks alive: a second after the start, and at the end.
     pub(crate) tasks: [usize; 2],
-    /// Answers of the store that were not understood.
-    pub(crate) not_understood: u64,
+    /// Calls that gave no decision, by class.
+    pub(crate) failed: BTreeMap<String, u64>,
     /// Of each tick of the program's clock: when it was due, and how late it was. It waits for nothing but the machine.
     pub(crate) ticks_us: Vec<(u64, u64)>,
 }
@@ -98,13 +99,9 @@ impl Worker {
         }
         // Those under way have a deadline.
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let failed = guard.engine().stats().failed;
-        let class = tollgate::StoreError::CLASSES.iter().position(|class| *class == "protocol");
-        let summary = Summary {
-            tasks: [tasks, alive_tasks()],
-            not_understood: class.map_or(0, |class| failed[class]),
-            ticks_us,
-        };
+        let failed =
+            tollgate::StoreError::CLASSES.map(str::to_owned).into_iter().zip(guard.engine().stats().failed);
+        let summary = Summary { tasks: [tasks, alive_tasks()], failed: failed.collect(), ticks_us };
         let records = records.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = std::io::BufWriter::new(std::fs::File::create(&self.out)?);
         for record in records.iter() {

@@ -1,7 +1,7 @@
 //! Leases: whatever is granted, spent, given back or left to expire, anywhere and at any time, the bucket's own bound holds.
 
 use proptest::prelude::*;
-use tollgate_core::algorithm::{Grant, LeaseBucket};
+use tollgate_core::algorithm::{Grant, LeaseBucket, LeaseState};
 use tollgate_core::{Algorithm, Ask, Micros, Outcome, Rate, Timestamp, TokenBucket};
 
 const BEGIN_US: u64 = 1_700_000_000_000_000;
@@ -109,6 +109,15 @@ fn play(bucket: &LeaseBucket, events: &[(u64, Event)], back_us: impl Fn(usize) -
     passed
 }
 
+/// What an event asks of the store.
+fn ask(lease: &LeaseBucket, state: &mut LeaseState, now: Timestamp, event: Event) {
+    match event {
+        Event::Lease { wanted, .. } => drop(lease.grant(state, now, wanted)),
+        Event::Take { permits } => drop(lease.take(state, now, permits)),
+        Event::Spend { .. } | Event::GiveBack { .. } => {}
+    }
+}
+
 proptest! {
     #![proptest_config(crate::laws::config())]
 
@@ -146,11 +155,7 @@ proptest! {
         let mut state = lease.fresh(now);
         for (pause, event) in events {
             now = now.after(Micros::new(pause));
-            match event {
-                Event::Lease { wanted, .. } => drop(lease.grant(&mut state, now, wanted)),
-                Event::Take { permits } => drop(lease.take(&mut state, now, permits)),
-                Event::Spend { .. } | Event::GiveBack { .. } => {}
-            }
+            ask(&lease, &mut state, now, event);
             if let Outcome::Denied { retry } = lease.take(&mut state.clone(), now, cost) {
                 let at = now.after(retry);
                 let before = Timestamp::from_micros(at.as_micros() - 1);
@@ -167,11 +172,7 @@ proptest! {
         let mut state = lease.fresh(now);
         for (pause, event) in events {
             now = now.after(Micros::new(pause));
-            match event {
-                Event::Lease { wanted, .. } => drop(lease.grant(&mut state, now, wanted)),
-                Event::Take { permits } => drop(lease.take(&mut state, now, permits)),
-                Event::Spend { .. } | Event::GiveBack { .. } => {}
-            }
+            ask(&lease, &mut state, now, event);
         }
         let then = now.max(lease.full_at(&state));
         let mut fresh = lease.fresh(then);

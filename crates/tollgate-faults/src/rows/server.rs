@@ -183,7 +183,13 @@ fn connections(server: &RedisServer) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-pub(super) fn without_privilege(pace: Pace, seed: u64) -> Option<Judge> {
+/// A user who is not let in, or not let do its work, and is again. How often it tries meanwhile is counted.
+fn refused(
+    pace: Pace,
+    seed: u64,
+    break_it: (&str, fn(&RedisServer)),
+    mend_it: (&str, fn(&RedisServer)),
+) -> Option<Judge> {
     let (mut server, store) = guarded();
     let (mut before, mut after) = (0, 0);
     let (judge, parts) = play(
@@ -191,38 +197,44 @@ pub(super) fn without_privilege(pace: Pace, seed: u64) -> Option<Judge> {
         Setup::new(seed),
         pace,
         &mut server,
-        ("ACL SETUSER tollgate -hset -zadd", |server: &mut RedisServer, _: &mut Rig| {
-            server.cli(&["ACL", "SETUSER", "tollgate", "-hset", "-zadd"]);
+        (break_it.0, |server: &mut RedisServer, _: &mut Rig| {
+            break_it.1(server);
             before = connections(server);
         }),
-        ("ACL SETUSER tollgate +hset +zadd", |server, _| {
+        (mend_it.0, |server, _| {
             after = connections(server);
-            server.cli(&["ACL", "SETUSER", "tollgate", "+hset", "+zadd"]);
+            mend_it.1(server);
         }),
     );
     // One of them was to count them.
     Some(judge_refusal(judge, &parts, after - before - 1))
 }
 
-pub(super) fn with_another_password(pace: Pace, seed: u64) -> Option<Judge> {
-    let (mut server, store) = guarded();
-    let (mut before, mut after) = (0, 0);
-    let (judge, parts) = play(
-        &store,
-        Setup::new(seed),
+pub(super) fn without_privilege(pace: Pace, seed: u64) -> Option<Judge> {
+    refused(
         pace,
-        &mut server,
-        ("another password, CLIENT KILL", |server: &mut RedisServer, _: &mut Rig| {
+        seed,
+        ("ACL SETUSER tollgate -hset -zadd", |server| {
+            server.cli(&["ACL", "SETUSER", "tollgate", "-hset", "-zadd"]);
+        }),
+        ("ACL SETUSER tollgate +hset +zadd", |server| {
+            server.cli(&["ACL", "SETUSER", "tollgate", "+hset", "+zadd"]);
+        }),
+    )
+}
+
+pub(super) fn with_another_password(pace: Pace, seed: u64) -> Option<Judge> {
+    refused(
+        pace,
+        seed,
+        ("another password, CLIENT KILL", |server| {
             server.cli(&["ACL", "SETUSER", "tollgate", "resetpass", ">an0ther"]);
             server.cli(&["CLIENT", "KILL", "USER", "tollgate"]);
-            before = connections(server);
         }),
-        ("the old password", |server, _| {
-            after = connections(server);
+        ("the old password", |server| {
             server.cli(&["ACL", "SETUSER", "tollgate", &format!(">{SECRET}")]);
         }),
-    );
-    Some(judge_refusal(judge, &parts, after - before - 1))
+    )
 }
 
 pub(super) fn disk_full(pace: Pace, seed: u64) -> Option<Judge> {

@@ -2,7 +2,8 @@
 
 use tollgate::{BreakerConfig, BreakerError, FailureMode, GuardConfig, MemoryConfig, OnFailure, TokenBucket};
 
-use super::file::{self, Api, DurationText, OnStoreFailure};
+use super::file::{self, Api, OnStoreFailure};
+use super::text::DurationText;
 
 /// Half a gigabyte: an outage must not be the time at which a node finds out that its machine is too small.
 const LOCAL_KEYS_MAX: u64 = 10_000_000;

@@ -7,6 +7,7 @@ mod file;
 mod guard;
 mod layers;
 mod store;
+mod text;
 mod tree;
 
 use std::fmt;
@@ -22,8 +23,9 @@ use tollgate::{
 };
 
 pub use self::file::{AddressHeader, LogFormat, schema};
-use self::file::{Api, ConfigFile, NetworkText, Refill};
+use self::file::{Api, ConfigFile, Refill};
 use self::layers::Layers;
+use self::text::NetworkText;
 pub use self::tree::Position;
 
 /// Everything the service is built from.

@@ -13,8 +13,9 @@ use super::Inner;
 use super::driver::Tasks;
 use super::error::StoreError;
 use super::lines::{Batch, LineKey, Remembered, Step};
+use super::replay::{Told, replay};
 use super::routes::Reply;
-use super::script::{self, Question, Told};
+use super::script::{self, Question};
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
 pub(super) struct Call {
@@ -114,7 +115,7 @@ impl Call {
             Err(why) => return (Err(why), None),
         };
         self.inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
-        match script::replay(limit, &questions, value) {
+        match replay(limit, &questions, value) {
             Ok(Told { decisions, memory, now }) => {
                 let last_take = questions.iter().rposition(|question| matches!(question, Question::Take(_)));
                 let denied = last_take

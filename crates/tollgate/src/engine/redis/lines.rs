@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use tollgate_core::{Ask, Decision, Limit, Timestamp};
 
 use super::error::StoreError;
-use super::script::{Change, Memory, Question};
+use super::replay::Memory;
+use super::script::{Change, Question};
 use crate::clock::Clock;
 use crate::engine::sync::Lock;
 

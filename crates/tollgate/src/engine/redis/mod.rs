@@ -5,6 +5,7 @@
 
 mod call;
 mod config;
+mod discovery;
 mod driver;
 mod error;
 mod fuse;
@@ -12,6 +13,7 @@ mod late;
 mod lines;
 mod node;
 mod presence;
+mod replay;
 mod routes;
 mod script;
 mod several;

@@ -4,18 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use parking_lot::RwLock;
 use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::{BreakerState, Timestamp};
 
 use super::driver::Tasks;
-use super::error::{Fault, Redirect, StoreError, connect_error, fault, is_refusal};
+use super::error::{Fault, Redirect, StoreError, fault};
 use super::fuse::Crossing;
 use super::late::within;
-use super::node::{Entry, Node, PAUSE_MAX, PAUSE_REFUSED, jittered, single};
+use super::node::{Entry, Node, single};
 use super::script::Command;
 use super::slot::{SLOTS, slot_of};
 use super::url::{Address, Shape};
@@ -28,36 +27,30 @@ const HASTE: Duration = Duration::from_millis(1);
 const RELOADS_MAX: u32 = 3;
 /// Before a call is repeated that met keys on the move. It did not run.
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
-/// Between two looks at who is who, however many have asked for one.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// Looks at who is who when nobody has asked for one.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// How long a sentinel may be silent before it is listened to anew.
-const SUBSCRIBE_EVERY: Duration = Duration::from_secs(60);
 /// Nobody has this slot.
 const NOBODY: u16 = u16::MAX;
 
 /// The servers of a store.
 pub(super) struct Routes {
-    shape: Shape,
-    seeds: Vec<Address>,
-    entry: Arc<Entry>,
+    pub(super) shape: Shape,
+    pub(super) seeds: Vec<Address>,
+    pub(super) entry: Arc<Entry>,
     /// Sentinels have users of their own.
-    sentinel_entry: Entry,
-    table: RwLock<Table>,
+    pub(super) sentinel_entry: Entry,
+    pub(super) table: RwLock<Table>,
     /// Told when the table is another one.
-    changed: Notify,
+    pub(super) changed: Notify,
     /// Told when the table may be wrong.
-    doubt: Arc<Notify>,
+    pub(super) doubt: Arc<Notify>,
     tasks: Tasks,
 }
 
-struct Table {
-    nodes: Vec<Arc<Node>>,
+pub(super) struct Table {
+    pub(super) nodes: Vec<Arc<Node>>,
     /// The node of each slot. A store that is no cluster has one slot.
     slots: Vec<u16>,
     /// Why nobody is known, once that was found out.
-    why: Option<StoreError>,
+    pub(super) why: Option<StoreError>,
 }
 
 /// One server of a store.
@@ -141,7 +134,7 @@ impl Routes {
         table.nodes.iter().map(status).collect()
     }
 
-    fn not_yet(&self) -> StoreError {
+    pub(super) fn not_yet(&self) -> StoreError {
         let server = self.seeds.first().map_or_else(String::new, Address::to_string);
         StoreError::Unreachable { server: server.into(), why: "the store is still being found".into() }
     }
@@ -376,48 +369,8 @@ impl Routes {
         node
     }
 
-    /// Finds out who is who, again and again.
-    async fn keep_looking(self: Arc<Self>) {
-        let mut said: Option<String> = None;
-        let mut pause = LOOK_PAUSE;
-        // Nobody's word is taken for ever: each look begins with the next one.
-        for first in (0..).map(|look: usize| look % self.seeds.len().max(1)) {
-            let found = match &self.shape {
-                Shape::Standalone => return,
-                Shape::Sentinel { master } => {
-                    self.find_primary(master, first).await.map(|primary| vec![(primary, 0..=0)])
-                }
-                Shape::Cluster => self.find_slots(first).await,
-            };
-            match found {
-                Ok(found) => {
-                    said = None;
-                    pause = LOOK_PAUSE;
-                    self.replace(found);
-                }
-                Err(why) => {
-                    let text = why.to_string();
-                    if said.as_ref() != Some(&text) {
-                        tracing::warn!("{text}");
-                    }
-                    said = Some(text);
-                    let refused = matches!(why, StoreError::Refused { .. });
-                    self.table.write().why = Some(why);
-                    self.changed.notify_waiters();
-                    // Nobody has to ask for another look.
-                    self.doubt.notify_one();
-                    sleep(jittered(if refused { PAUSE_REFUSED } else { pause })).await;
-                    pause = PAUSE_MAX.min(pause * 2);
-                }
-            }
-            sleep(LOOK_PAUSE).await;
-            // Whether somebody has asked or it is time makes no difference.
-            let _ = timeout(LOOK_EVERY, self.doubt.notified()).await;
-        }
-    }
-
     /// The table as it was found. Nodes without slots are let go.
-    fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
+    pub(super) fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
         let mut slots = vec![NOBODY; self.table.read().slots.len()];
         for (address, range) in &found {
             let node = self.adopt(address);
@@ -460,99 +413,6 @@ impl Routes {
         });
         self.changed.notify_waiters();
     }
-
-    /// Asks one sentinel after another who the primary is.
-    async fn find_primary(&self, master: &str, first: usize) -> Result<Address, StoreError> {
-        let mut why = self.not_yet();
-        for sentinel in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
-            let name: Arc<str> = sentinel.to_string().into();
-            let ask = async {
-                let mut connection = self.sentinel_entry.connect(sentinel).await?;
-                let mut ask = Cmd::new();
-                ask.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
-                let answer = single(connection.send_packed_command(&ask).await)?;
-                Ok(redis::from_redis_value::<Option<(String, u16)>>(answer)?)
-            };
-            why = match timeout(self.sentinel_entry.connect_timeout, ask).await {
-                Ok(Ok(Some((host, port)))) => return Ok(Address::Tcp { host, port }),
-                Ok(Ok(None)) => StoreError::Refused {
-                    server: name,
-                    why: format!("it knows no master named {master}").into(),
-                    hint: "look at the name at the end of the store's URL",
-                },
-                Ok(Err(error)) => connect_error(&error, &name),
-                Err(_) => StoreError::Unreachable { server: name, why: "no answer in time".into() },
-            };
-        }
-        Err(why)
-    }
-
-    /// Listens to one sentinel for as long as the engine lives: a new primary is followed at once.
-    async fn watch_switches(self: Arc<Self>, sentinel: Address, master: String) {
-        loop {
-            let subscribe = async {
-                let mut events = self.sentinel_entry.client(&sentinel)?.get_async_pubsub().await?;
-                events.subscribe("+switch-master").await?;
-                RedisResult::Ok(events)
-            };
-            let mut pause = PAUSE_MAX;
-            let subscribed = timeout(self.sentinel_entry.connect_timeout, subscribe).await;
-            if matches!(&subscribed, Ok(Err(error)) if is_refusal(error)) {
-                pause = PAUSE_REFUSED;
-            }
-            if let Ok(Ok(events)) = subscribed {
-                let mut events = events.into_on_message();
-                // Anew from time to time: a connection that was cut unseen would never say another word.
-                while let Ok(Some(event)) = timeout(SUBSCRIBE_EVERY, events.next()).await {
-                    let event: String = event.get_payload().unwrap_or_default();
-                    if event.split(' ').next() == Some(&master) {
-                        tracing::info!(%event, "the sentinels have switched to another primary");
-                        self.doubt.notify_one();
-                    }
-                }
-            }
-            sleep(jittered(pause)).await;
-        }
-    }
-
-    /// Asks one node after another who has which slots.
-    async fn find_slots(
-        &self,
-        first: usize,
-    ) -> Result<Vec<(Address, std::ops::RangeInclusive<u16>)>, StoreError> {
-        let mut ask = Cmd::new();
-        ask.arg("CLUSTER").arg("SLOTS");
-        let deadline = || Instant::now() + self.entry.connect_timeout;
-        let known: Vec<_> = self.table.read().nodes.clone();
-        for node in known.iter().cycle().skip(first).take(known.len()).filter(|node| node.health().is_ok()) {
-            let Ok(mut borrowed) = node.borrow(0, deadline()).await else { continue };
-            let answer = timeout_at(deadline(), borrowed.connection.send_packed_command(&ask)).await;
-            if let Ok(Ok(slots)) = answer.map(single)
-                && let Some(found) = owners(slots, &node.address).filter(|found| !found.is_empty())
-            {
-                return Ok(found);
-            }
-        }
-        let mut why = self.not_yet();
-        for seed in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
-            let name: Arc<str> = seed.to_string().into();
-            let asked = async {
-                let mut connection = self.entry.connect(seed).await?;
-                single(connection.send_packed_command(&ask).await)
-            };
-            why = match timeout_at(deadline(), asked).await {
-                Ok(Ok(slots)) => match owners(slots, seed) {
-                    Some(found) if !found.is_empty() => return Ok(found),
-                    Some(_) | None => {
-                        StoreError::Unavailable { server: name, why: "it knows of no slots".into() }
-                    }
-                },
-                Ok(Err(error)) => connect_error(&error, &name),
-                Err(_) => StoreError::Unreachable { server: name, why: "no answer in time".into() },
-            };
-        }
-        Err(why)
-    }
 }
 
 impl Redirect {
@@ -562,33 +422,11 @@ impl Redirect {
 }
 
 /// The host that was named, or that of the one who named none.
-fn host_or(named: &str, by: &Address) -> String {
+pub(super) fn host_or(named: &str, by: &Address) -> String {
     match by {
         Address::Tcp { host, .. } if named.is_empty() || named == "?" => host.clone(),
         Address::Tcp { .. } | Address::Unix(_) => named.to_owned(),
     }
-}
-
-/// The primaries and their slots, as CLUSTER SLOTS lists them.
-fn owners(slots: Value, by: &Address) -> Option<Vec<(Address, std::ops::RangeInclusive<u16>)>> {
-    let Value::Array(ranges) = slots else { return None };
-    let number = |value: Option<&Value>| match value {
-        Some(Value::Int(number)) => u16::try_from(*number).ok(),
-        _ => None,
-    };
-    let mut found = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        let Value::Array(range) = range else { return None };
-        let (first, last) = (number(range.first())?, number(range.get(1))?);
-        let Some(Value::Array(primary)) = range.get(2) else { return None };
-        let host = match primary.first() {
-            Some(Value::BulkString(host)) => String::from_utf8_lossy(host).into_owned(),
-            _ => String::new(),
-        };
-        let port = number(primary.get(1))?;
-        found.push((Address::Tcp { host: host_or(&host, by), port }, first..=last));
-    }
-    Some(found)
 }
 
 /// A command for a slot that is on the move to the server that is asked.
@@ -601,46 +439,4 @@ async fn send_asking(
     both.add_command(command.clone());
     let mut answers = connection.send_packed_commands(&both, 0, 2).await?;
     single(Ok(answers.pop().unwrap_or(Value::Nil)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(text: &str) -> Value {
-        Value::BulkString(text.as_bytes().to_vec())
-    }
-
-    fn range(first: i64, last: i64, host: Value, port: i64) -> Value {
-        let primary = Value::Array(vec![host, Value::Int(port), text("id")]);
-        Value::Array(vec![Value::Int(first), Value::Int(last), primary])
-    }
-
-    #[test]
-    fn slots_are_read_however_their_hosts_are_written() {
-        let by = Address::Tcp { host: "10.0.0.1".into(), port: 7000 };
-        let slots = vec![
-            range(0, 5, text("10.0.0.2"), 1),
-            range(6, 6, text(""), 2),
-            range(7, 8, Value::Nil, 3),
-            range(9, 9, text("?"), 4),
-            range(10, 16_383, text("2001:db8::1"), 5),
-        ];
-        let found: Vec<_> = owners(Value::Array(slots), &by)
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(address, slots)| (address.to_string(), *slots.start(), *slots.end()))
-            .collect();
-        let expected = [
-            ("10.0.0.2:1", 0, 5),
-            ("10.0.0.1:2", 6, 6),
-            ("10.0.0.1:3", 7, 8),
-            ("10.0.0.1:4", 9, 9),
-            ("[2001:db8::1]:5", 10, 16_383),
-        ];
-        assert_eq!(found, expected.map(|(address, first, last)| (address.to_owned(), first, last)));
-        assert_eq!(owners(Value::Array(vec![]), &by), Some(vec![]));
-        assert_eq!(owners(Value::Int(1), &by), None);
-        assert_eq!(owners(Value::Array(vec![range(0, 99_999, text("a"), 1)]), &by), None);
-    }
 }

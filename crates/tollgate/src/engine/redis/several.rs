@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use tollgate_core::{Decision, Limit};
 
 use super::error::StoreError;
+use super::replay::replay_several;
 use super::{CHECKS_MAX, Inner, RedisEngine, RedisLimiter, script};
 
 impl RedisEngine {
@@ -117,6 +118,6 @@ impl Inner {
         let key = checks.first().map_or("", |(_, key, _)| *key);
         let reply = self.call(key, slot, deadline, |now| script::ask_several(checks, self.logs, now)).await?;
         self.counters.asked.fetch_add(checks.len() as u64, Ordering::Relaxed);
-        script::replay_several(checks, reply.value).inspect_err(|why| self.count_failure(why))
+        replay_several(checks, reply.value).inspect_err(|why| self.count_failure(why))
     }
 }

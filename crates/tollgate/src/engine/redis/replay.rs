@@ -1,0 +1,387 @@
+//! What the answers of scripts mean.
+//!
+//! A script decides and writes; it answers with the state as it was. Whoever has that state and the time knows the answer to
+//! every question of the call, by the same arithmetic in Rust: the questions are played through it here.
+
+use redis::Value;
+use tollgate_core::algorithm::{Algorithm, BucketState, CounterState, IntervalState, WindowState};
+use tollgate_core::{Ask, Decision, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket};
+
+use super::error::StoreError;
+use super::script::{Question, is_sent, now_or_not};
+
+/// What a call told.
+pub(super) struct Told {
+    /// One for each question, in order.
+    pub(super) decisions: Vec<Decision>,
+    /// What can be known of later denials.
+    pub(super) memory: Memory,
+    /// The server's time.
+    pub(super) now: Timestamp,
+}
+
+/// What is known of a key after a call.
+#[derive(Clone, Debug)]
+pub(super) enum Memory {
+    /// All of it.
+    State(State),
+    /// A log stays where it is: only that this was denied.
+    Denied(Ask, Decision),
+    /// A log that denied nothing.
+    Nothing,
+}
+
+/// Plays questions through the state that a script has answered with.
+pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Result<Told, StoreError> {
+    let mut answer = Answer::new(answer)?;
+    let (admitted, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
+    let (told, taken) = match limit {
+        Limit::SlidingLog(_) => replay_log(limit, questions, &mut answer, now)?,
+        Limit::TokenBucket(_)
+        | Limit::IntervalBucket(_)
+        | Limit::LeakyBucket(_)
+        | Limit::FixedWindow(_)
+        | Limit::SlidingCounter(_) => {
+            let mut state = stored_state(limit, &mut answer, now)?;
+            let mut decisions = Vec::with_capacity(questions.len());
+            let mut taken = 0;
+            for question in questions {
+                let outcome = match *question {
+                    Question::Take(ask) => {
+                        let outcome = limit.decide(&mut state, now, ask);
+                        taken += i64::from(is_sent(limit, ask) && outcome.is_admitted());
+                        outcome
+                    }
+                    Question::Peek(ask) => limit.peek(&state, now, ask),
+                };
+                decisions.push(decision(limit, outcome, limit.standing(&state, now), now));
+            }
+            (Told { decisions, memory: Memory::State(state), now }, taken)
+        }
+    };
+    if taken != admitted {
+        return Err(StoreError::protocol(format_args!(
+            "the script admitted {admitted}, its state says {taken}"
+        )));
+    }
+    Ok(told)
+}
+
+/// Plays one take from each of several limits, all of them or none. Says whether all were taken.
+pub(super) fn replay_several(
+    checks: &[(&Limit, &str, u64)],
+    answer: Value,
+) -> Result<(bool, Vec<Decision>), StoreError> {
+    let Value::Array(answers) = answer else { return Err(StoreError::protocol("no list of answers")) };
+    if answers.len() != checks.len() {
+        return Err(StoreError::protocol("as many answers as limits were expected"));
+    }
+    // Each answer as if it were alone, taken or not.
+    let mut looked = Vec::with_capacity(checks.len());
+    for ((limit, _, cost), answer) in checks.iter().zip(answers) {
+        let before = answer.clone();
+        let taken = replay(limit, &[Question::Take(now_or_not(*cost))], answer)?;
+        looked.push((before, taken.decisions[0]));
+    }
+    let all = looked.iter().all(|(_, decision)| decision.is_admitted());
+    let decisions = checks.iter().zip(looked).map(|((limit, ..), (before, taken))| {
+        if all || !taken.is_admitted() {
+            return Ok(taken);
+        }
+        // Would have been admitted, and was not taken: it stands as it stood.
+        let untouched = standing_before(limit, before)?;
+        Ok(Decision { remaining: untouched.remaining, reset: untouched.reset, ..taken })
+    });
+    Ok((all, decisions.collect::<Result<_, StoreError>>()?))
+}
+
+fn standing_before(limit: &Limit, answer: Value) -> Result<Standing, StoreError> {
+    let mut answer = Answer::new(answer)?;
+    let (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
+    if let Limit::SlidingLog(_) = limit {
+        return Ok(LogView::read(&mut answer)?.standing(limit, now));
+    }
+    Ok(limit.standing(&stored_state(limit, &mut answer, now)?, now))
+}
+
+fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
+    Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at }
+}
+
+/// The state that stored fields stand for, by the same bounds as in the scripts.
+fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<State, StoreError> {
+    if answer.is_without_state() {
+        return Ok(limit.fresh(now));
+    }
+    let bucket = |it: &TokenBucket, water: bool, answer: &mut Answer| -> Result<State, StoreError> {
+        let (size, unit, flow) = (it.capacity() as i64, it.unit() as i64, it.flow() as i64);
+        let beyond = size + (it.flow().div_ceil(it.unit())) as i64;
+        let permits = answer.number()?.min(size + beyond).max(-beyond);
+        let units = permits * unit + answer.number_or(0)?.min(unit - 1).max(0);
+        let full = size * unit;
+        let level = if water { full - units } else { units };
+        let at = answer.number()?.div_euclid(it.tick() as i64);
+        Ok(State::Bucket(BucketState { level: level.min(full).max(-full - flow), at }))
+    };
+    match limit {
+        Limit::TokenBucket(it) => bucket(it, false, answer),
+        Limit::LeakyBucket(it) => bucket(it.room(), true, answer),
+        Limit::IntervalBucket(it) => {
+            let capacity = it.capacity() as i64;
+            let tokens = answer.number()?.min(capacity).max(-capacity - it.refill() as i64);
+            Ok(State::Interval(IntervalState { tokens, last: answer.number()? }))
+        }
+        Limit::FixedWindow(it) => {
+            let window = answer.number()?.div_euclid(it.window().get() as i64);
+            let count = answer.number()?.min(3 * it.limit() as i64).max(0);
+            Ok(State::Window(WindowState { window, count }))
+        }
+        Limit::SlidingCounter(it) => {
+            let length = (it.window().get() / u64::from(it.sub_buckets())) as i64;
+            counter_state(answer, it.limit() as i64, i64::from(it.sub_buckets()), length).map(State::Counter)
+        }
+        Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
+    }
+}
+
+/// A counter from the fields of its hash.
+fn counter_state(
+    answer: &mut Answer,
+    limit: i64,
+    buckets: i64,
+    length: i64,
+) -> Result<CounterState, StoreError> {
+    let (mut seen, mut tail, mut sub) = (None, None, None);
+    let mut counts = Vec::new();
+    while let Some(name) = answer.text() {
+        let value = answer.number();
+        match name.as_str() {
+            "seen" => seen = Some(value?),
+            "tail" => tail = Some(value?),
+            "sub" => sub = Some(value?),
+            // Fields that later versions may add are none of ours.
+            other => {
+                if let Ok(index) = other.parse::<i64>() {
+                    counts.push((index, value?.min(3 * limit).max(0)));
+                }
+            }
+        }
+    }
+    let (Some(seen), Some(tail), Some(sub)) = (seen, tail, sub) else {
+        return Err(StoreError::protocol("a counter without its times"));
+    };
+    let current = seen.div_euclid(length);
+    if sub != length {
+        let total: i64 = counts.iter().map(|(_, count)| count).sum();
+        return Ok(CounterState {
+            seen,
+            tail: seen,
+            first: current,
+            counts: [total.min(limit)].into_iter().collect(),
+        });
+    }
+    let first = current - buckets;
+    let mut state = CounterState { seen, tail, first, counts: Default::default() };
+    for (index, count) in counts {
+        if index < first {
+            continue;
+        }
+        let at = (index - first) as usize;
+        if at as i64 > 3 * buckets + 2 {
+            return Err(StoreError::protocol("a counter with a sub-bucket far ahead"));
+        }
+        if at >= state.counts.len() {
+            state.counts.resize(at + 1, 0);
+        }
+        state.counts[at] = count;
+    }
+    Ok(state)
+}
+
+/// What a log says of itself without its entries.
+struct LogView {
+    time: i64,
+    used: i64,
+    oldest: Option<i64>,
+    earliest: i64,
+}
+
+impl LogView {
+    fn read(answer: &mut Answer) -> Result<Self, StoreError> {
+        let (time, used, oldest, earliest) =
+            (answer.number()?, answer.number()?, answer.number()?, answer.number()?);
+        Ok(Self { time, used, oldest: (oldest >= 0).then_some(oldest), earliest })
+    }
+
+    fn remaining(&self, limit: &Limit) -> i64 {
+        if self.earliest > self.time { 0 } else { (limit.size() as i64 - self.used).max(0) }
+    }
+
+    fn standing(&self, limit: &Limit, now: Timestamp) -> Standing {
+        let reset =
+            self.oldest.map_or(0, |oldest| oldest + limit.horizon().get() as i64 - now.as_micros() as i64);
+        Standing { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
+    }
+
+    fn add(&mut self, start: i64, permits: i64) {
+        self.used += permits;
+        self.earliest = start;
+        self.oldest = self.oldest.or(Some(start));
+    }
+}
+
+/// As [`replay`], from the starts that the script has found.
+fn replay_log(
+    limit: &Limit,
+    questions: &[Question],
+    answer: &mut Answer,
+    now: Timestamp,
+) -> Result<(Told, i64), StoreError> {
+    let counts_denied = matches!(limit, Limit::SlidingLog(it) if it.counts_denied());
+    let mut view = LogView::read(answer)?;
+    let mut starts = Starts::default();
+    let mut decisions = Vec::with_capacity(questions.len());
+    let (mut memory, mut taken) = (Memory::Nothing, 0);
+    for question in questions {
+        let (Question::Take(ask) | Question::Peek(ask)) = *question;
+        let takes = matches!(question, Question::Take(_));
+        if !is_sent(limit, ask) {
+            let outcome = if ask.cost == 0 { Outcome::NOW } else { Outcome::Impossible };
+            decisions.push(decision(limit, outcome, view.standing(limit, now), now));
+            continue;
+        }
+        let start = starts.next(answer)?;
+        let wait = ask.wait.map_or(0, |wait| wait.get().min(limit.horizon().get()) as i64);
+        let delay = start - now.as_micros() as i64;
+        let outcome = if start == view.time {
+            Outcome::NOW
+        } else if delay <= wait {
+            Outcome::Admitted { delay: Micros::new(delay.max(0) as u64) }
+        } else {
+            Outcome::Denied { retry: Micros::new((delay - wait) as u64) }
+        };
+        let mut charged = 0;
+        if takes && outcome.is_admitted() {
+            view.add(start, ask.cost as i64);
+            taken += 1;
+        } else if takes && counts_denied {
+            charged = (ask.cost as i64).min(view.remaining(limit));
+            if charged > 0 {
+                view.add(view.earliest, charged);
+            }
+        }
+        let decided = decision(limit, outcome, view.standing(limit, now), now);
+        if takes {
+            // A denial that was charged has changed what the next one is told.
+            memory = match outcome {
+                Outcome::Denied { .. } if charged == 0 => Memory::Denied(ask, decided),
+                Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Memory::Nothing,
+            };
+        }
+        decisions.push(decided);
+    }
+    Ok((Told { decisions, memory, now }, taken))
+}
+
+/// The groups of asks with one start, as the script lists them: of the run at hand, those that are left.
+#[derive(Default)]
+struct Starts {
+    groups: i64,
+    many: i64,
+    start: i64,
+}
+
+impl Starts {
+    fn next(&mut self, answer: &mut Answer) -> Result<i64, StoreError> {
+        if self.many == 0 {
+            if self.groups == 0 {
+                self.groups = answer.number()?;
+            }
+            self.groups -= 1;
+            // A run that only looks has one group, of no asks.
+            self.many = answer.number()?.max(1);
+            self.start = answer.number()?;
+        }
+        self.many -= 1;
+        Ok(self.start)
+    }
+}
+
+/// A script's answer, read item by item.
+struct Answer(std::vec::IntoIter<Value>);
+
+impl Answer {
+    fn new(value: Value) -> Result<Self, StoreError> {
+        let Value::Array(items) = value else {
+            return Err(StoreError::protocol(format_args!("a list was expected, not {value:?}")));
+        };
+        Ok(Self(items.into_iter()))
+    }
+
+    /// Whether what is left says that there was no state.
+    fn is_without_state(&self) -> bool {
+        matches!(self.0.as_slice().first(), None | Some(Value::Nil))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let Value::BulkString(bytes) = self.0.next()? else { return None };
+        String::from_utf8(bytes).ok()
+    }
+
+    fn number(&mut self) -> Result<i64, StoreError> {
+        self.number_or_none()?.ok_or_else(|| StoreError::protocol("a number is missing"))
+    }
+
+    fn number_or(&mut self, absent: i64) -> Result<i64, StoreError> {
+        Ok(self.number_or_none()?.unwrap_or(absent))
+    }
+
+    fn number_or_none(&mut self) -> Result<Option<i64>, StoreError> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Ok(Some(number)),
+            Some(Value::BulkString(bytes)) => {
+                let number = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
+                number.map(Some).ok_or_else(|| {
+                    StoreError::protocol(format_args!("a number was expected, not {}", bytes.escape_ascii()))
+                })
+            }
+            Some(Value::Nil) | None => Ok(None),
+            Some(other) => Err(StoreError::protocol(format_args!("a number was expected, not {other:?}"))),
+        }
+    }
+}
+
+impl Memory {
+    /// The answer to an ask, if it can be no other than a denial. The server's time is between `early` and `late`.
+    pub(super) fn denies(
+        &self,
+        limit: &Limit,
+        ask: Ask,
+        early: Timestamp,
+        late: Timestamp,
+    ) -> Option<Decision> {
+        match self {
+            Self::State(state) => {
+                let mut next = state.clone();
+                // Others have taken since, if anything, so what is denied here is denied there. A denial that would change
+                // the state must reach it.
+                if !matches!(limit.decide(&mut next, late, ask), Outcome::Denied { .. }) || next != *state {
+                    return None;
+                }
+                let outcome = limit.peek(state, early, ask);
+                Some(decision(limit, outcome, limit.standing(state, early), early))
+            }
+            Self::Denied(asked, denied) => {
+                let since = |instant: Timestamp| instant.as_micros().saturating_sub(denied.at.as_micros());
+                let left = denied.outcome.retry().get().min(denied.reset.get().max(1));
+                if *asked != ask || since(late) >= left {
+                    return None;
+                }
+                let after = |time: Micros| Micros::new(time.get().saturating_sub(since(early)));
+                let outcome = Outcome::Denied { retry: after(denied.outcome.retry()) };
+                Some(Decision { outcome, reset: after(denied.reset), at: early, ..*denied })
+            }
+            Self::Nothing => None,
+        }
+    }
+}
