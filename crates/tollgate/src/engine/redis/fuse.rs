@@ -140,7 +140,8 @@ impl Fuse {
                 }
             }
             Some(BreakerState::Closed) => {
-                tracing::info!(server = %self.server, "circuit breaker closed again")
+                inner.slow = None;
+                tracing::info!(server = %self.server, "circuit breaker closed again");
             }
             Some(BreakerState::HalfOpen) | None => {}
         }
@@ -169,5 +170,39 @@ impl Drop for Crossing {
         if !self.settled {
             self.settle(CallOutcome::Forgone, None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(fuse: &Arc<Fuse>, failure: Option<&StoreError>) -> bool {
+        let Ok(crossing) = fuse.permit() else { return false };
+        match failure {
+            Some(why) => crossing.failed(why),
+            None => crossing.succeeded(),
+        }
+        true
+    }
+
+    #[test]
+    fn slowness_is_forgotten_when_the_server_is_back_and_openings_are_counted_once() {
+        let fuse = Fuse::new("server".into(), BreakerConfig::default());
+        let late = StoreError::Timeout(Duration::from_millis(10));
+        for outage in 1..=3 {
+            while call(&fuse, Some(&late)) {}
+            assert!(fuse.is_slow() && fuse.health().is_err());
+            // A probe that fails is the same outage.
+            fuse.reachable();
+            assert!(call(&fuse, Some(&late)) && !call(&fuse, None));
+            assert_eq!(fuse.opened(), outage);
+            fuse.reachable();
+            assert!((0..3).all(|_| call(&fuse, None)));
+            assert!(fuse.state() == BreakerState::Closed && !fuse.is_slow() && fuse.health().is_ok());
+        }
+        let gone = StoreError::Overloaded;
+        while call(&fuse, Some(&gone)) {}
+        assert!(!fuse.is_slow(), "a prompt PING says nothing of what is not slow");
     }
 }
