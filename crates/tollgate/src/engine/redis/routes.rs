@@ -219,7 +219,7 @@ impl Routes {
                             }
                         },
                         // The script was missing, and has not run.
-                        Err(_) => return Err(Self::not_sent(&at, "there was no time to load a script")),
+                        Err(_) => return Err(late()),
                     }
                 }
                 (Fault::NoScript, _) => {
@@ -248,8 +248,7 @@ impl Routes {
                 (Fault::TryAgain, _) => {
                     asking = redirects > 0;
                     crossing.succeeded();
-                    let pause = timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await;
-                    pause.map_err(|_| Self::not_sent(&at, "keys are on the move"))?;
+                    timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await.map_err(|_| late())?;
                     continue;
                 }
                 (Fault::Broken(why), _) => {
@@ -277,11 +276,6 @@ impl Routes {
             crossing.failed(&why);
             return Err(why);
         }
-    }
-
-    /// A call that has not run, and that there is no time left for.
-    fn not_sent(node: &Node, why: &'static str) -> StoreError {
-        StoreError::Unavailable { server: Arc::clone(&node.name), why: why.into() }
     }
 
     /// Says something to the server of a key that nobody waits for. It goes past the breaker and does not count against the
