@@ -21,6 +21,7 @@ extern crate alloc;
 pub mod algorithm;
 mod breaker;
 mod decision;
+pub mod lease;
 mod limit;
 mod rate;
 mod time;
@@ -29,6 +30,7 @@ pub use algorithm::{
     Algorithm, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter, SlidingLog, TokenBucket,
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
+pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
 pub use decision::{Ask, Decision, Outcome, Standing};
 pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};
 pub use rate::{Rate, RateError, parse_duration};

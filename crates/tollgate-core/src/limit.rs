@@ -4,8 +4,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::algorithm::{
-    Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LogState,
-    SlidingCounter, SlidingLog, TokenBucket, WindowState,
+    Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LeakyMode,
+    LeaseBucket, LeaseState, LogState, SlidingCounter, SlidingLog, TokenBucket, WindowState,
 };
 use crate::decision::{Ask, Outcome, Standing};
 use crate::time::{Micros, Timestamp};
@@ -65,10 +65,27 @@ impl Limit {
 }
 
 impl Limit {
+    /// The bucket that can have permits out, if it is one. A queue spaces its callers, which a lease would undo.
+    pub(crate) const fn lender(&self) -> Option<LeaseBucket> {
+        match self {
+            Self::TokenBucket(it) => Some(LeaseBucket(*it)),
+            Self::LeakyBucket(it) if matches!(it.mode(), LeakyMode::Meter) => Some(LeaseBucket(*it.room())),
+            Self::LeakyBucket(_)
+            | Self::IntervalBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingLog(_)
+            | Self::SlidingCounter(_) => None,
+        }
+    }
+
     /// Starts afresh where the state is of another algorithm: nothing in it can be carried over.
     fn adopt(&self, state: &mut State, now: Timestamp) {
         let own = match self {
-            Self::TokenBucket(_) | Self::LeakyBucket(_) => matches!(state, State::Bucket(_)),
+            Self::TokenBucket(_) | Self::LeakyBucket(_) => match state {
+                State::Bucket(_) => true,
+                State::Lent(_) => self.lender().is_some(),
+                State::Interval(_) | State::Window(_) | State::Log(_) | State::Counter(_) => false,
+            },
             Self::IntervalBucket(_) => matches!(state, State::Interval(_)),
             Self::FixedWindow(_) => matches!(state, State::Window(_)),
             Self::SlidingLog(_) => matches!(state, State::Log(_)),
@@ -85,6 +102,8 @@ impl Limit {
 pub enum State {
     /// Of a token bucket or a leaky bucket.
     Bucket(BucketState),
+    /// Of one some of whose permits are out.
+    Lent(LeaseState),
     /// Of a token bucket with interval refill.
     Interval(IntervalState),
     /// Of a fixed window.
@@ -98,6 +117,12 @@ pub enum State {
 /// Runs `$body` with the algorithm and its own state; a state of another algorithm counts as none.
 macro_rules! dispatch {
     ($limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {
+        match ($limit.lender(), $state) {
+            (Some($it), State::Lent($own)) => $body,
+            (_, state) => dispatch!(@plain $limit, state, $now, |$it, $own| $body),
+        }
+    };
+    (@plain $limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {
         match $limit {
             Limit::TokenBucket($it) => dispatch!(@own $state, Bucket, $it, $now, $own, $body),
             Limit::IntervalBucket($it) => dispatch!(@own $state, Interval, $it, $now, $own, $body),

@@ -52,6 +52,11 @@ impl FixedWindow {
         self.count_denied
     }
 
+    /// Until the window ends that is counted in now.
+    pub(crate) fn until_change(&self, state: &WindowState, now: Timestamp) -> Micros {
+        Micros::of((self.settle(*state, now).window + 1) * self.length() - now.us())
+    }
+
     const fn length(&self) -> i64 {
         self.window.get() as i64
     }

@@ -70,6 +70,12 @@ impl IntervalBucket {
         self.period.get()
     }
 
+    /// Until the running period ends.
+    pub(crate) const fn until_change(&self, state: &IntervalState, now: Timestamp) -> Micros {
+        let (state, _) = self.settle(*state, now);
+        Micros::of(self.after_periods(state.last, 1) - now.us())
+    }
+
     const fn full(&self) -> i64 {
         self.capacity.get() as i64
     }

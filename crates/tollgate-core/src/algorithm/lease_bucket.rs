@@ -5,25 +5,23 @@
 //! bound. A lease lives for the length of an epoch, from its grant: whatever is out was granted in this epoch or in the one before
 //! it, and two numbers are all that must be known of all leases.
 
-use super::{BucketState, TokenBucket};
-use crate::decision::{Outcome, Standing};
-use crate::limit::LimitError;
+use super::{Algorithm, BucketState, TokenBucket, accepted_wait, admit_by};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::lease::Grant;
 use crate::time::{Micros, Timestamp};
 
-/// A token bucket that lends.
+/// A token bucket some of whose permits are out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct LeaseBucket {
-    bucket: TokenBucket,
-    /// How long a lease lives, in ticks.
-    life: i64,
-}
+pub struct LeaseBucket(pub TokenBucket);
 
 /// What one key remembers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseState {
     /// The bucket's own: what is left here.
     pub bucket: BucketState,
-    /// The epoch that `out` was granted in.
+    /// How long a lease lives, and an epoch lasts, in ticks; at least one.
+    pub life: i64,
+    /// The number, since the beginning of time, of the epoch that `out` was granted in.
     pub epoch: i64,
     /// Permits granted in that epoch and not given back.
     pub out: u64,
@@ -31,123 +29,112 @@ pub struct LeaseState {
     pub out_before: u64,
 }
 
-/// Permits that may be spent for the life of a lease, counted from when they were asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Grant {
-    /// How many.
-    pub permits: u64,
-    /// In which epoch: whoever gives some back says so.
-    pub epoch: i64,
+impl LeaseState {
+    /// A state with leases that were granted in the epoch that began at `since`, and in the one before. Where another limit has
+    /// cut time otherwise, they count for longer, never for shorter.
+    pub fn new(
+        bucket: &TokenBucket,
+        state: BucketState,
+        life: Micros,
+        since: Timestamp,
+        out: [u64; 2],
+    ) -> Self {
+        let life = life.get().div_ceil(bucket.tick()).clamp(1, i64::MAX as u64) as i64;
+        let epoch = since.as_micros().div_ceil(bucket.tick()).div_ceil(life as u64) as i64;
+        let [out, out_before] = out.map(|permits| permits.min(bucket.capacity()));
+        Self { bucket: state, life, epoch, out, out_before }
+    }
+
+    /// Whether nobody holds a lease.
+    const fn is_home(&self) -> bool {
+        self.out == 0 && self.out_before == 0
+    }
 }
 
 impl LeaseBucket {
-    /// A bucket whose leases live for `life`, rounded down to the bucket's ticks.
-    pub fn new(bucket: TokenBucket, life: Micros) -> Result<Self, LimitError> {
-        let life = (life.get() / bucket.tick()).min(i64::MAX as u64) as i64;
-        if life < 1 {
-            return Err(LimitError::Empty);
+    /// How long a lease lives, and an epoch lasts.
+    pub const fn life(&self, state: &LeaseState) -> Micros {
+        Micros::of(self.0.us(state.life))
+    }
+
+    /// When the epoch began that `out` was granted in.
+    pub const fn since(&self, state: &LeaseState) -> Timestamp {
+        Timestamp::at(self.0.us(state.epoch * state.life))
+    }
+
+    /// Lends as many of the `wanted` permits as are left, but no more than one part of that in `parts`: others come too. They may be
+    /// spent for `life`, rounded down to the bucket's ticks, or for as long as those that are out already.
+    pub fn lend(
+        &self,
+        state: &mut LeaseState,
+        now: Timestamp,
+        wanted: u64,
+        parts: u64,
+        life: Micros,
+    ) -> Grant {
+        let mut next = self.settle(*state, now);
+        let life = (life.get() / self.0.tick()).clamp(1, i64::MAX as u64) as i64;
+        if next.is_home() || life > next.life {
+            // Those that are out live less long: as if they were granted now, they count for long enough.
+            (next.out, next.out_before) = (next.out + next.out_before, 0);
+            (next.life, next.epoch) = (life, self.0.ticks(now) / life);
         }
-        Ok(Self { bucket, life })
-    }
-
-    /// The bucket.
-    pub const fn bucket(&self) -> &TokenBucket {
-        &self.bucket
-    }
-
-    /// How long a lease lives.
-    pub const fn life(&self) -> Micros {
-        Micros::of(self.bucket.us(self.life))
-    }
-
-    /// The state of a key that was never used.
-    pub fn fresh(&self, now: Timestamp) -> LeaseState {
-        let at = self.bucket.ticks(now);
-        let bucket = BucketState { level: self.bucket.full(), at };
-        LeaseState { bucket, epoch: at / self.life, out: 0, out_before: 0 }
-    }
-
-    /// Lends as many of the `wanted` permits as are left.
-    pub fn grant(&self, state: &mut LeaseState, now: Timestamp, wanted: u64) -> Grant {
-        *state = self.settle(*state, now);
-        let permits = wanted.min(self.left(state));
-        state.bucket.level -= self.bucket.units(permits);
-        state.out += permits;
-        Grant { permits, epoch: state.epoch }
-    }
-
-    /// Takes permits to be spent at once, or says when they could be had if nobody else asked.
-    pub fn take(&self, state: &mut LeaseState, now: Timestamp, cost: u64) -> Outcome {
-        if cost > self.bucket.capacity() {
-            return Outcome::Impossible;
-        }
-        let settled = self.settle(*state, now);
-        if cost == 0 {
-            return Outcome::NOW;
-        }
-        if cost <= self.left(&settled) {
-            *state = settled;
-            state.bucket.level -= self.bucket.units(cost);
-            return Outcome::NOW;
-        }
-        Outcome::Denied { retry: self.wait(&settled, now, cost) }
+        let permits = wanted.min(self.left(&next).div_ceil(parts.max(1)));
+        next.bucket.level -= self.0.units(permits);
+        next.out += permits;
+        // As with every denial: only that a clock was set back is kept.
+        *state = if permits > 0 { next } else { self.redate(*state, now) };
+        Grant { permits, at: self.since(&next), life: self.life(&next) }
     }
 
     /// Takes back permits of a grant that were not spent, whose lease has not ended yet. From one that may have ended meanwhile,
     /// nothing comes back.
-    pub fn give_back(&self, state: &mut LeaseState, now: Timestamp, grant: Grant) {
-        *state = self.settle(*state, now);
-        if grant.epoch < state.epoch - 1 {
+    pub fn take_back(&self, state: &mut LeaseState, now: Timestamp, permits: u64, at: Timestamp) {
+        let mut settled = self.settle(*state, now);
+        let epoch = self.0.ticks(at) / settled.life;
+        let permits = permits.min(settled.out + settled.out_before);
+        if epoch < settled.epoch - 1 || permits == 0 {
             return;
         }
         // From the earlier ones first, whichever it was: then the others are counted for too long, never for too short. After a
         // clock was set back, an epoch's number does not tell.
-        let permits = grant.permits.min(state.out + state.out_before);
-        let early = permits.min(state.out_before);
-        state.out_before -= early;
-        state.out -= permits - early;
-        state.bucket.level += self.bucket.units(permits);
-    }
-
-    /// Permits left here, and the time until all are.
-    pub fn standing(&self, state: &LeaseState, now: Timestamp) -> Standing {
-        let settled = self.settle(*state, now);
-        let reset = Micros::of(self.full_at(&settled).us() - now.us());
-        Standing { remaining: self.left(&settled), reset }
-    }
-
-    /// The instant from which the state is as good as none: full, and nothing out.
-    pub fn full_at(&self, state: &LeaseState) -> Timestamp {
-        let mut state = *state;
-        for _ in 0..2 {
-            if state.out + state.out_before > 0 {
-                self.next_epoch(&mut state);
-            }
+        let early = permits.min(settled.out_before);
+        settled.out_before -= early;
+        settled.out -= permits - early;
+        // While somebody waits for a start that was promised, only room comes back: more would flow until then than was foreseen.
+        if settled.bucket.level >= 0 {
+            settled.bucket.level += self.0.units(permits);
         }
-        let missing = self.bucket.full() - state.bucket.level;
-        Timestamp::at(self.bucket.us(state.bucket.at + self.bucket.ticks_for(missing)))
+        *state = settled;
     }
 
     /// Whole permits left in a state that is settled.
     fn left(&self, state: &LeaseState) -> u64 {
-        if state.bucket.level <= 0 { 0 } else { state.bucket.level as u64 / self.bucket.unit() }
+        if state.bucket.level <= 0 { 0 } else { state.bucket.level as u64 / self.0.unit() }
     }
 
     /// How full the bucket may be with so much out.
     fn cap(&self, state: &LeaseState) -> i64 {
-        self.bucket.full() - self.bucket.units(state.out) - self.bucket.units(state.out_before)
+        self.0.full() - self.0.units(state.out) - self.0.units(state.out_before)
+    }
+
+    /// As good as the clock's time allows: a clock that was set back leaves an exhausted bucket behind, and everything that is out
+    /// counts as granted now.
+    fn redate(&self, state: LeaseState, now: Timestamp) -> LeaseState {
+        let state = LeaseState { bucket: self.0.redate(state.bucket, now), ..state };
+        let epoch = self.0.ticks(now) / state.life;
+        if epoch >= state.epoch {
+            return state;
+        }
+        LeaseState { epoch, out: state.out + state.out_before, out_before: 0, ..state }
     }
 
     /// The state as it is at `now`.
     fn settle(&self, state: LeaseState, now: Timestamp) -> LeaseState {
-        let mut state = LeaseState { bucket: self.bucket.redate(state.bucket, now), ..state };
-        let tick = self.bucket.ticks(now);
-        let epoch = tick / self.life;
-        if epoch < state.epoch {
-            // The clock was set back: everything that is out counts as granted now.
-            (state.out, state.out_before) = (state.out + state.out_before, 0);
-        }
-        while state.epoch < epoch && state.out + state.out_before > 0 {
+        let mut state = self.redate(state, now);
+        let tick = self.0.ticks(now);
+        let epoch = tick / state.life;
+        while state.epoch < epoch && !state.is_home() {
             self.next_epoch(&mut state);
         }
         state.epoch = epoch;
@@ -157,7 +144,7 @@ impl LeaseBucket {
 
     /// To the end of the epoch. Only there is its oldest lease surely over: what flows until then finds the room taken.
     fn next_epoch(&self, state: &mut LeaseState) {
-        let end = (state.epoch + 1) * self.life;
+        let end = (state.epoch + 1) * state.life;
         self.refill(state, end);
         (state.out_before, state.out, state.epoch) = (state.out, 0, state.epoch + 1);
     }
@@ -166,7 +153,7 @@ impl LeaseBucket {
         if tick <= state.bucket.at {
             return;
         }
-        let flowed = (tick - state.bucket.at).saturating_mul(self.bucket.flow() as i64);
+        let flowed = (tick - state.bucket.at).saturating_mul(self.0.flow() as i64);
         let missing = self.cap(state) - state.bucket.level;
         if missing > 0 {
             state.bucket.level += flowed.min(missing);
@@ -174,17 +161,84 @@ impl LeaseBucket {
         state.bucket.at = tick;
     }
 
-    /// Until `cost` is left, if nobody asks meanwhile and nothing is given back.
-    fn wait(&self, settled: &LeaseState, now: Timestamp, cost: u64) -> Micros {
+    /// The state at the first tick at which `cost` units are left, if nobody asks meanwhile and nothing is given back.
+    fn when_left(&self, settled: &LeaseState, cost: i64) -> LeaseState {
         let mut state = *settled;
-        let cost = self.bucket.units(cost);
         loop {
-            let at = state.bucket.at + self.bucket.ticks_for((cost - state.bucket.level).max(0));
-            let is_last = state.out + state.out_before == 0;
-            if is_last || cost <= self.cap(&state) && at <= (state.epoch + 1) * self.life {
-                return Micros::of(self.bucket.us(at) - now.us());
+            let at = state.bucket.at + self.0.ticks_for((cost - state.bucket.level).max(0));
+            if state.is_home() || cost <= self.cap(&state) && at <= (state.epoch + 1) * state.life {
+                self.refill(&mut state, at);
+                return state;
             }
             self.next_epoch(&mut state);
         }
+    }
+}
+
+impl Algorithm for LeaseBucket {
+    type State = LeaseState;
+
+    fn fresh(&self, now: Timestamp) -> LeaseState {
+        let bucket = self.0.fresh(now);
+        LeaseState { bucket, life: 1, epoch: bucket.at, out: 0, out_before: 0 }
+    }
+
+    fn decide(&self, state: &mut LeaseState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.0.capacity() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        *state = self.redate(*state, now);
+        let settled = self.settle(*state, now);
+        let cost = self.0.units(ask.cost);
+        if cost <= settled.bucket.level {
+            *state = settled;
+            state.bucket.level -= cost;
+            return Outcome::NOW;
+        }
+        let start = self.when_left(&settled, cost).bucket;
+        let wait = accepted_wait(ask, self.0.time_to_full().us());
+        if wait == 0 {
+            return Outcome::Denied { retry: Micros::of(self.0.us(start.at) - now.us()) };
+        }
+        let outcome = admit_by(self.0.us(start.at), now, wait);
+        if outcome.is_admitted() {
+            // The debit falls due at the start of the request: what flows until then finds as much room as without it.
+            let flows = (start.at - settled.bucket.at).saturating_mul(self.0.flow() as i64);
+            *state = settled;
+            state.bucket.level = start.level - cost - flows;
+        }
+        outcome
+    }
+
+    fn standing(&self, state: &LeaseState, now: Timestamp) -> Standing {
+        let settled = self.settle(*state, now);
+        let is_full = settled.is_home() && settled.bucket.level == self.0.full();
+        let reset = if is_full { 0 } else { self.full_at(&settled).us() - now.us() };
+        Standing { remaining: self.left(&settled), reset: Micros::of(reset) }
+    }
+
+    fn refund(&self, state: &mut LeaseState, now: Timestamp, cost: u64, at: Timestamp) {
+        let settled = self.settle(*state, now);
+        let mut refunded = settled.bucket;
+        self.0.refund(&mut refunded, now, cost, at);
+        refunded.level = refunded.level.min(self.cap(&settled));
+        if refunded.level > settled.bucket.level {
+            *state = LeaseState { bucket: refunded, ..settled };
+        }
+    }
+
+    fn charge(&self, state: &mut LeaseState, now: Timestamp, cost: u64) {
+        if cost > 0 {
+            *state = self.settle(*state, now);
+            self.0.charge(&mut state.bucket, now, cost);
+        }
+    }
+
+    /// Full, and nothing out.
+    fn full_at(&self, state: &LeaseState) -> Timestamp {
+        self.0.full_at(&self.when_left(state, self.0.full()).bucket)
     }
 }

@@ -135,6 +135,12 @@ impl SlidingCounter {
         self.tick.get()
     }
 
+    /// Until the sub-bucket ends that is counted in now.
+    pub(crate) fn until_change(&self, state: &CounterState, now: Timestamp) -> Micros {
+        let (_, time) = self.settle(state, now);
+        Micros::of((time / self.length() + 1) * self.length() - now.us())
+    }
+
     const fn buckets(&self) -> i64 {
         self.sub_buckets.get() as i64
     }

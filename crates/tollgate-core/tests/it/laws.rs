@@ -224,7 +224,7 @@ impl Run {
             (_, State::Window(state)) => state.window * self.limit.horizon().get() as i64,
             (_, State::Log(state)) => state.entries().last().map_or(0, |newest| newest.start - newest.lead),
             (_, State::Counter(state)) => state.seen,
-            (_, State::Bucket(_)) => unreachable!(),
+            (_, State::Bucket(_) | State::Lent(_)) => unreachable!(),
         };
         seen as u64
     }

@@ -1,8 +1,8 @@
 //! Leases: whatever is granted, spent, given back or left to expire, anywhere and at any time, the bucket's own bound holds.
 
 use proptest::prelude::*;
-use tollgate_core::algorithm::{Grant, LeaseBucket, LeaseState};
-use tollgate_core::{Algorithm, Ask, Micros, Outcome, Rate, Timestamp, TokenBucket};
+use tollgate_core::algorithm::{LeaseBucket, LeaseState};
+use tollgate_core::{Algorithm, Ask, Grant, Micros, Outcome, Rate, Timestamp, TokenBucket};
 
 const BEGIN_US: u64 = 1_700_000_000_000_000;
 
@@ -15,8 +15,8 @@ enum Event {
     Spend { lease: usize, permits: u64 },
     /// A node gives back what it has not spent of a lease.
     GiveBack { lease: usize },
-    /// Somebody asks without a lease.
-    Take { permits: u64 },
+    /// Somebody asks without a lease, and may be ready to wait.
+    Take { permits: u64, wait_us: u64 },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
         3 => (1..20_u64, 0..300_u64).prop_map(|(wanted, under_way_us)| Event::Lease { wanted, under_way_us }),
         4 => (any::<usize>(), 1..8_u64).prop_map(|(lease, permits)| Event::Spend { lease, permits }),
         1 => any::<usize>().prop_map(|lease| Event::GiveBack { lease }),
-        2 => (1..8_u64).prop_map(|permits| Event::Take { permits }),
+        2 => (1..8_u64, prop_oneof![Just(0), 0..2_000_u64]).prop_map(|(permits, wait_us)| Event::Take { permits, wait_us }),
     ];
     prop::collection::vec((prop_oneof![3 => 0..200_u64, 1 => 0..3_000_u64], event), 1..120)
 }
@@ -63,7 +63,12 @@ fn buckets() -> impl Strategy<Value = (TokenBucket, Rate, Micros)> {
 }
 
 /// Plays a trace and says what passed. Before each event the store's clock is set back by so much.
-fn play(bucket: &LeaseBucket, events: &[(u64, Event)], back_us: impl Fn(usize) -> u64) -> Vec<Passed> {
+fn play(
+    bucket: &LeaseBucket,
+    life: Micros,
+    events: &[(u64, Event)],
+    back_us: impl Fn(usize) -> u64,
+) -> Vec<Passed> {
     let mut now = Timestamp::from_micros(BEGIN_US);
     let mut state = bucket.fresh(now);
     let (mut held, mut passed): (Vec<Held>, Vec<Passed>) = (Vec::new(), Vec::new());
@@ -75,9 +80,9 @@ fn play(bucket: &LeaseBucket, events: &[(u64, Event)], back_us: impl Fn(usize) -
         let store = Timestamp::from_micros(now.as_micros() - shift);
         match *event {
             Event::Lease { wanted, under_way_us } => {
-                let grant = bucket.grant(&mut state, store, wanted);
+                let grant = bucket.lend(&mut state, store, wanted, 1, life);
                 let asked = Timestamp::from_micros(now.as_micros() - under_way_us);
-                held.push(Held { grant, left: grant.permits, ends: asked.after(bucket.life()) });
+                held.push(Held { grant, left: grant.permits, ends: asked.after(grant.life) });
             }
             Event::Spend { lease, permits } => {
                 let count = held.len();
@@ -91,29 +96,34 @@ fn play(bucket: &LeaseBucket, events: &[(u64, Event)], back_us: impl Fn(usize) -
                 let count = held.len();
                 // A node knows when its leases end, and gives nothing back after that.
                 if let Some(lease) = held.get_mut(lease % count.max(1)).filter(|lease| now < lease.ends) {
-                    bucket.give_back(&mut state, store, Grant { permits: lease.left, ..lease.grant });
+                    bucket.take_back(&mut state, store, lease.left, lease.grant.at);
                     lease.left = 0;
                 }
             }
-            Event::Take { permits } => {
-                if bucket.take(&mut state, store, permits).is_admitted() {
-                    passed.push((now, permits));
+            Event::Take { permits, wait_us } => {
+                let ask = Ask::of(permits).within(Micros::new(wait_us));
+                if let Outcome::Admitted { delay } = bucket.decide(&mut state, store, ask) {
+                    passed.push((now.after(delay), permits));
                 }
             }
         }
         // What is left here and what may still be spent elsewhere fit into the bucket together.
         let out: u64 = held.iter().filter(|lease| now < lease.ends).map(|lease| lease.left).sum();
         let left = bucket.standing(&state, store).remaining;
-        assert!(left + out <= bucket.bucket().capacity(), "{left} left and {out} out");
+        assert!(left + out <= bucket.0.capacity(), "{left} left and {out} out");
     }
+    // Those who wait pass later than those who come after them.
+    passed.sort_by_key(|(at, _)| *at);
     passed
 }
 
 /// What an event asks of the store.
-fn ask(lease: &LeaseBucket, state: &mut LeaseState, now: Timestamp, event: Event) {
+fn ask(lease: &LeaseBucket, life: Micros, state: &mut LeaseState, now: Timestamp, event: Event) {
     match event {
-        Event::Lease { wanted, .. } => drop(lease.grant(state, now, wanted)),
-        Event::Take { permits } => drop(lease.take(state, now, permits)),
+        Event::Lease { wanted, .. } => drop(lease.lend(state, now, wanted, 1, life)),
+        Event::Take { permits, wait_us } => {
+            drop(lease.decide(state, now, Ask::of(permits).within(Micros::new(wait_us))));
+        }
         Event::Spend { .. } | Event::GiveBack { .. } => {}
     }
 }
@@ -123,60 +133,61 @@ proptest! {
 
     #[test]
     fn leases_never_exceed_the_limit((bucket, rate, life) in buckets(), events in events()) {
-        let lease = LeaseBucket::new(bucket, life).unwrap();
-        let passed = play(&lease, &events, |_| 0);
+        let lease = LeaseBucket(bucket);
+        let passed = play(&lease, life, &events, |_| 0);
         prop_assert!(excess(&bucket, rate, &passed) <= 0, "{passed:?}");
     }
 
     #[test]
     fn a_clock_that_is_set_back_adds_nothing((bucket, rate, life) in buckets(), events in events(), at in 0..120_usize, by in 1..10_000_u64) {
-        let lease = LeaseBucket::new(bucket, life).unwrap();
-        let passed = play(&lease, &events, |number| if number == at { by } else { 0 });
+        let lease = LeaseBucket(bucket);
+        let passed = play(&lease, life, &events, |number| if number == at { by } else { 0 });
         prop_assert!(excess(&bucket, rate, &passed) <= 0, "{passed:?}");
     }
 
     #[test]
-    fn without_leases_it_is_the_bucket((bucket, _, life) in buckets(), asks in prop::collection::vec((0..2_000_u64, 0..25_u64), 1..50)) {
-        let lease = LeaseBucket::new(bucket, life).unwrap();
+    fn without_leases_it_is_the_bucket((bucket, ..) in buckets(), asks in prop::collection::vec((0..2_000_u64, 0..25_u64, prop::option::of(0..3_000_u64)), 1..50)) {
+        let lease = LeaseBucket(bucket);
         let mut now = Timestamp::from_micros(BEGIN_US);
         let (mut plain, mut lending) = (bucket.fresh(now), lease.fresh(now));
-        for (pause, cost) in asks {
+        for (pause, cost, wait) in asks {
             now = now.after(Micros::new(pause));
-            let expected = bucket.decide(&mut plain, now, Ask::of(cost));
-            prop_assert_eq!(lease.take(&mut lending, now, cost), expected);
+            let ask = Ask { cost, wait: wait.map(Micros::new) };
+            let expected = bucket.decide(&mut plain, now, ask);
+            prop_assert_eq!(lease.decide(&mut lending, now, ask), expected);
             prop_assert_eq!(lease.standing(&lending, now), bucket.standing(&plain, now));
         }
     }
 
     #[test]
     fn a_promised_wait_is_exact((bucket, _, life) in buckets(), events in events(), cost in 1..20_u64) {
-        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let lease = LeaseBucket(bucket);
         let mut now = Timestamp::from_micros(BEGIN_US);
         let mut state = lease.fresh(now);
         for (pause, event) in events {
             now = now.after(Micros::new(pause));
-            ask(&lease, &mut state, now, event);
-            if let Outcome::Denied { retry } = lease.take(&mut state.clone(), now, cost) {
+            ask(&lease, life, &mut state, now, event);
+            if let Outcome::Denied { retry } = lease.peek(&state, now, Ask::of(cost)) {
                 let at = now.after(retry);
                 let before = Timestamp::from_micros(at.as_micros() - 1);
-                prop_assert!(lease.take(&mut state.clone(), at, cost).is_admitted(), "at its time");
-                prop_assert!(!lease.take(&mut state.clone(), before, cost).is_admitted(), "before its time");
+                prop_assert!(lease.peek(&state, at, Ask::of(cost)).is_admitted(), "at its time");
+                prop_assert!(!lease.peek(&state, before, Ask::of(cost)).is_admitted(), "before its time");
             }
         }
     }
 
     #[test]
     fn a_state_that_has_run_out_and_a_fresh_one_decide_alike((bucket, _, life) in buckets(), events in events(), wanted in 1..25_u64) {
-        let lease = LeaseBucket::new(bucket, life).unwrap();
+        let lease = LeaseBucket(bucket);
         let mut now = Timestamp::from_micros(BEGIN_US);
         let mut state = lease.fresh(now);
         for (pause, event) in events {
             now = now.after(Micros::new(pause));
-            ask(&lease, &mut state, now, event);
+            ask(&lease, life, &mut state, now, event);
         }
         let then = now.max(lease.full_at(&state));
         let mut fresh = lease.fresh(then);
-        prop_assert_eq!(lease.grant(&mut state, then, wanted), lease.grant(&mut fresh, then, wanted));
+        prop_assert_eq!(lease.lend(&mut state, then, wanted, 1, life), lease.lend(&mut fresh, then, wanted, 1, life));
         prop_assert_eq!(lease.standing(&state, then), lease.standing(&fresh, then));
     }
 }
@@ -198,8 +209,8 @@ fn the_obvious_lease_would_exceed_the_limit() {
     let obvious = excess(&bucket, rate, &[(later, 10), (later, 9)]);
     assert_eq!(obvious, 9_000_000, "nine permits too many");
 
-    let lease = LeaseBucket::new(bucket, Micros::from_secs(1)).unwrap();
+    let (lease, life) = (LeaseBucket(bucket), Micros::from_secs(1));
     let mut state = lease.fresh(start);
-    assert_eq!(lease.grant(&mut state, start, 10).permits, 10);
-    assert_eq!(lease.grant(&mut state, later, 9).permits, 0, "the room is taken");
+    assert_eq!(lease.lend(&mut state, start, 10, 1, life).permits, 10);
+    assert_eq!(lease.lend(&mut state, later, 9, 1, life).permits, 0, "the room is taken");
 }
