@@ -30,8 +30,8 @@ pub use algorithm::{
     Algorithm, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter, SlidingLog, TokenBucket,
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
-pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
 pub use decision::{Ask, Decision, Outcome, Standing};
+pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
 pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};
 pub use rate::{Rate, RateError, parse_duration};
 pub use time::{Micros, Timestamp};

@@ -47,8 +47,8 @@ pub use clock::Clock;
 pub use engine::RateLimiter;
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
-    CHECKS_MAX, KEY_PREFIX, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter,
-    RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig,
+    CHECKS_MAX, KEY_PREFIX, Lent, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine,
+    RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig, Wanted,
 };
 pub use guard::{
     Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, OnFailure, Share,
@@ -57,7 +57,8 @@ pub use guard::{
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};
 pub use tollgate_core::{
-    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Decision, FixedWindow, IntervalBucket,
-    LeakyBucket, LeakyMode, Limit, LimitError, Micros, Outcome, Rate, RateError, SlidingCounter, SlidingLog,
-    Standing, State, Timestamp, TokenBucket, UnknownAlgorithm, algorithm, parse_duration,
+    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Consistency, Decision, FixedWindow, Grant,
+    IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit, LimitError, Micros, Outcome, Rate, RateError,
+    SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
+    algorithm, lease, parse_duration,
 };

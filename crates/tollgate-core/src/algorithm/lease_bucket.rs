@@ -83,7 +83,11 @@ impl LeaseBucket {
         next.bucket.level -= self.0.units(permits);
         next.out += permits;
         // As with every denial: only that a clock was set back is kept.
-        *state = if permits > 0 { next } else { self.redate(*state, now) };
+        if permits > 0 {
+            *state = next;
+        } else if wanted > 0 {
+            *state = self.redate(*state, now);
+        }
         Grant { permits, at: self.since(&next), life: self.life(&next) }
     }
 

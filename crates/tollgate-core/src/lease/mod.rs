@@ -112,7 +112,8 @@ impl LeaseTerms {
             Consistency::Lease => Lending::Counted { life: part(5) },
             Consistency::LeaseFast => Lending::Plain { life: part(100) },
         };
-        let until_change = |length: u64| Lending::UntilChange { at_most: Micros::new(length / 5).min(LIFE_MAX) };
+        let until_change =
+            |length: u64| Lending::UntilChange { at_most: Micros::new(length / 5).min(LIFE_MAX) };
         let lending = match limit {
             Limit::TokenBucket(_) => bucket,
             Limit::LeakyBucket(it) if it.mode() == LeakyMode::Meter => bucket,
@@ -151,7 +152,9 @@ impl LeaseTerms {
     /// How long a lease is meant to last. One that ends with a window may live longer or shorter.
     pub const fn life(&self) -> Micros {
         match self.lending {
-            Lending::Counted { life } | Lending::Plain { life } | Lending::UntilChange { at_most: life } => life,
+            Lending::Counted { life } | Lending::Plain { life } | Lending::UntilChange { at_most: life } => {
+                life
+            }
         }
     }
 
@@ -189,7 +192,9 @@ impl LeaseTerms {
             let mut lent = match state {
                 State::Lent(lent) => *lent,
                 State::Bucket(bucket) => LeaseState { bucket: *bucket, ..lender.fresh(now) },
-                State::Interval(_) | State::Window(_) | State::Log(_) | State::Counter(_) => lender.fresh(now),
+                State::Interval(_) | State::Window(_) | State::Log(_) | State::Counter(_) => {
+                    lender.fresh(now)
+                }
             };
             let grant = lender.lend(&mut lent, now, wanted, parts, life);
             *state = State::Lent(lent);
@@ -207,13 +212,17 @@ impl LeaseTerms {
     /// Takes back what was not spent of a grant that was known by `at`, and has not ended.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
         match (self.lending, limit.lender(), state) {
-            (Lending::Counted { .. }, Some(lender), State::Lent(lent)) => lender.take_back(lent, now, permits, at),
+            (Lending::Counted { .. }, Some(lender), State::Lent(lent)) => {
+                lender.take_back(lent, now, permits, at)
+            }
             // Nothing is out.
             (Lending::Counted { .. }, ..) => {}
             (Lending::Plain { .. }, Some(lender), State::Bucket(bucket)) => {
                 lender.0.credit(bucket, now, permits);
             }
-            (Lending::Plain { .. } | Lending::UntilChange { .. }, _, state) => limit.refund(state, now, permits, at),
+            (Lending::Plain { .. } | Lending::UntilChange { .. }, _, state) => {
+                limit.refund(state, now, permits, at)
+            }
         }
     }
 

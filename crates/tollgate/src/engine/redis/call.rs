@@ -7,15 +7,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tollgate_core::{Decision, Limit, Outcome};
+use tollgate_core::{Limit, Outcome};
 
 use super::Inner;
 use super::driver::Tasks;
 use super::error::StoreError;
-use super::lines::{Batch, LineKey, Remembered, Step};
-use super::replay::{Told, replay};
+use super::lines::{Batch, Done, Lent, LineKey, Remembered, Step};
+use super::replay::{Told, out_of_turn, replay};
 use super::routes::Reply;
-use super::script::{self, Question};
+use super::script::{self, Change, Question};
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
 pub(super) struct Call {
@@ -28,14 +28,14 @@ pub(super) struct Call {
 
 impl Call {
     /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
-    pub(super) async fn lead(self, step: Step, deadline: Instant) -> Result<Option<Decision>, StoreError> {
+    pub(super) async fn lead(self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
         let (answers, told) = self.make(&[step], deadline).await;
         let batch = self.next(told);
         if !batch.is_empty() {
             let tasks = self.inner.tasks.clone();
             tasks.hand_over(self.follow(batch));
         }
-        answers.map(|answers| answers.first().copied())
+        answers.map(|answers| answers.first().copied().unwrap_or(Done::Changed))
     }
 
     /// The calls for those who have waited.
@@ -48,7 +48,7 @@ impl Call {
                     let mut answers = answers.into_iter();
                     for waiter in batch {
                         // Who has left meanwhile has paid: it was decided.
-                        let _ = waiter.answer.send(Ok(answers.next()));
+                        let _ = waiter.answer.send(Ok(answers.next().unwrap_or(Done::Changed)));
                     }
                 }
                 Err(why) => {
@@ -70,7 +70,7 @@ impl Call {
         self.inner.counters.remembered.fetch_add(next.denied.len() as u64, Ordering::Relaxed);
         for (waiter, decision) in next.denied {
             // Who has left meanwhile has taken nothing.
-            let _ = waiter.answer.send(Ok(Some(decision)));
+            let _ = waiter.answer.send(Ok(Done::Answered(decision, None)));
         }
         next.batch
     }
@@ -80,7 +80,7 @@ impl Call {
         &self,
         steps: &[Step],
         deadline: Instant,
-    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
+    ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
         let key = &*self.line.key;
         let slot = self.inner.routes.slot(key);
         let (limit, logs) = (&self.limit, self.inner.logs);
@@ -91,7 +91,11 @@ impl Call {
             }
             _ => return self.ask(steps, slot, deadline).await,
         };
-        (change.map(|_| Vec::new()), None)
+        let done = change.and_then(|reply| match steps {
+            [Step::Change(Change::Return { .. })] => out_of_turn(reply.value),
+            _ => Ok(None),
+        });
+        (done.map(|number| vec![number.map_or(Done::Changed, Done::OutOfTurn)]), None)
     }
 
     async fn ask(
@@ -99,7 +103,7 @@ impl Call {
         steps: &[Step],
         slot: u16,
         deadline: Instant,
-    ) -> (Result<Vec<Decision>, StoreError>, Option<Remembered>) {
+    ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
         let (key, limit, logs) = (&*self.line.key, &self.limit, self.inner.logs);
         let questions: Vec<_> = steps
             .iter()
@@ -108,6 +112,8 @@ impl Call {
                 Step::Change(_) | Step::Reset => None,
             })
             .collect();
+        // Leases end so long after this, on a clock that goes on while the machine is suspended.
+        let asked = self.inner.own_clock.now();
         let called =
             self.inner.call(key, slot, deadline, |now| script::ask(limit, logs, key, &questions, now)).await;
         let Reply { value, sent, received } = match called {
@@ -116,12 +122,16 @@ impl Call {
         };
         self.inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
         match replay(limit, &questions, value) {
-            Ok(Told { decisions, memory, now }) => {
-                let last_take = questions.iter().rposition(|question| matches!(question, Question::Take(_)));
+            Ok(Told { decisions, grant, memory, now }) => {
+                let last_take = questions.iter().rposition(|question| question.takes());
                 let denied = last_take
                     .is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
                 let told = denied.then_some(Remembered { memory, at: now, sent, received });
-                (Ok(decisions), told)
+                let answers = questions.iter().zip(decisions).map(|(question, decision)| {
+                    let lent = grant.filter(|_| matches!(question, Question::Borrow(..)));
+                    Done::Answered(decision, lent.map(|grant| Lent { grant, sent: asked }))
+                });
+                (Ok(answers.collect()), told)
             }
             Err(why) => {
                 self.inner.count_failure(&why);

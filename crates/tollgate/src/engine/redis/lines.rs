@@ -9,7 +9,7 @@ use std::time::Duration;
 use hashbrown::{Equivalent, HashMap};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tollgate_core::{Ask, Decision, Limit, Timestamp};
+use tollgate_core::{Ask, Decision, Grant, Limit, Timestamp};
 
 use super::error::StoreError;
 use super::replay::Memory;
@@ -38,9 +38,13 @@ pub(super) enum Step {
 impl Step {
     fn waits(self) -> bool {
         match self {
-            Self::Ask(Question::Take(ask) | Question::Peek(ask)) => ask.wait.is_some(),
+            Self::Ask(question) => question.ask().wait.is_some(),
             Self::Change(_) | Self::Reset => false,
         }
+    }
+
+    const fn borrows(self) -> bool {
+        matches!(self, Self::Ask(Question::Borrow(..)))
     }
 }
 
@@ -57,7 +61,27 @@ fn searches_max(limit: &Limit) -> usize {
     }
 }
 
-type Answer = Result<Option<Decision>, StoreError>;
+/// What became of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Done {
+    /// It was answered, and this was lent with the answer.
+    Answered(Decision, Option<Lent>),
+    /// The change was made.
+    Changed,
+    /// It was given back out of turn, and so not at all: this would be its number.
+    OutOfTurn(u64),
+}
+
+/// Permits that were lent, and when they were asked for, on the engine's own clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lent {
+    /// The permits.
+    pub grant: Grant,
+    /// When they were asked for.
+    pub sent: Timestamp,
+}
+
+type Answer = Result<Done, StoreError>;
 
 /// Somebody whose step has not been done yet.
 pub(super) struct Waiter {
@@ -251,7 +275,8 @@ impl Line {
             }
             let alone = !matches!(waiter.step, Step::Ask(_));
             let is_search = batch.last().is_none_or(|last| last.step != waiter.step) || waiter.step.waits();
-            if alone && !batch.is_empty() || is_search && searches == 0 {
+            let is_second = waiter.step.borrows() && batch.iter().any(|other| other.step.borrows());
+            if (alone && !batch.is_empty()) || (is_search && searches == 0) || is_second {
                 self.waiting.push_front(waiter);
                 break;
             }
@@ -401,8 +426,8 @@ mod tests {
             Entered::Wait(answer) if thread_rng().gen_ratio(1, 3) => drop(answer),
             Entered::Wait(mut answer) => loop {
                 match answer.try_recv() {
-                    Ok(Ok(Some(decision))) => return store.tell(&decision),
-                    Ok(Ok(None)) => panic!("a question without an answer"),
+                    Ok(Ok(Done::Answered(decision, None))) => return store.tell(&decision),
+                    Ok(Ok(other)) => panic!("no answer to a question: {other:?}"),
                     // Too late.
                     Ok(Err(_)) => return,
                     Err(oneshot::error::TryRecvError::Empty) => thread::yield_now(),
@@ -415,7 +440,7 @@ mod tests {
                 loop {
                     let Next { denied, batch } = lines.next(key, &store.limit, told.take(), now);
                     for (waiter, decision) in denied {
-                        let _ = waiter.answer.send(Ok(Some(decision)));
+                        let _ = waiter.answer.send(Ok(Done::Answered(decision, None)));
                     }
                     if batch.is_empty() {
                         return;
@@ -425,10 +450,10 @@ mod tests {
                     told = next;
                     for (number, waiter) in batch.into_iter().enumerate() {
                         let answer = match &answers {
-                            Some(answers) => Ok(Some(answers[number])),
+                            Some(answers) => Ok(Done::Answered(answers[number], None)),
                             None => Err(StoreError::Timeout(Duration::ZERO)),
                         };
-                        if let Err(Ok(Some(decision))) = waiter.answer.send(answer) {
+                        if let Err(Ok(Done::Answered(decision, _))) = waiter.answer.send(answer) {
                             store.lost.fetch_add(u64::from(decision.is_admitted()), Ordering::SeqCst);
                         }
                     }

@@ -27,7 +27,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
-use tollgate_core::{Ask, Decision, Limit, Standing, Timestamp};
+use tollgate_core::lease::Lease;
+use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Standing, Timestamp};
 
 use self::call::{Call, Leading};
 pub use self::config::{LogStorage, RedisConfig, TlsConfig};
@@ -35,10 +36,12 @@ pub use self::driver::RedisDriver;
 use self::driver::{Tasks, driver};
 pub use self::error::StoreError;
 use self::late::within;
-use self::lines::{Entered, LineKey, Lines, Remembering, Step};
+pub use self::lines::Lent;
+use self::lines::{Done, Entered, LineKey, Lines, Remembering, Step};
 use self::presence::Presence;
 pub use self::routes::ServerStatus;
 use self::routes::{Reply, Routes};
+pub use self::script::Wanted;
 use self::script::{Change, Command, Question};
 pub use self::url::{StoreUrl, StoreUrlError};
 use super::RateLimiter;
@@ -92,6 +95,8 @@ struct Inner {
     deadline: Duration,
     logs: LogStorage,
     clock: Option<Clock>,
+    /// By which leases end: the time that is handed in, or this node's own.
+    own_clock: Clock,
     counters: Counters,
     /// By [`StoreError::CLASSES`]: when it was last said, and what.
     last_failures: [Mutex<Option<(Instant, StoreError)>>; StoreError::CLASSES.len()],
@@ -125,6 +130,7 @@ impl RedisEngine {
             tasks,
             deadline: config.deadline,
             logs: config.sliding_log,
+            own_clock: config.clock.clone().unwrap_or_else(Clock::system),
             clock: config.clock,
             counters: Counters::default(),
             last_failures: Default::default(),
@@ -300,6 +306,36 @@ impl RedisLimiter {
         self.step(key, Step::Change(Change::Charge { permits })).await.map(drop)
     }
 
+    /// As [`RedisLimiter::acquire`], and borrows permits with the same call.
+    pub async fn borrow(
+        &self,
+        key: &str,
+        ask: Ask,
+        wanted: Wanted,
+    ) -> Result<(Decision, Option<Lent>), StoreError> {
+        match self.step(key, Step::Ask(Question::Borrow(ask, wanted))).await? {
+            Done::Answered(decision, lent) => Ok((decision, lent)),
+            Done::Changed | Done::OutOfTurn(_) => Err(Self::unanswered()),
+        }
+    }
+
+    /// Gives back what is left of a lease, as the return that follows `number` others. If there were more, they are told, and
+    /// nothing is given back.
+    pub async fn give_back(
+        &self,
+        key: &str,
+        lease: &Lease,
+        number: u64,
+        terms: LeaseTerms,
+    ) -> Result<Option<u64>, StoreError> {
+        let change = Change::Return { permits: lease.left, at: lease.at, number, terms };
+        match self.step(key, Step::Change(change)).await? {
+            Done::Changed => Ok(None),
+            Done::OutOfTurn(number) => Ok(Some(number)),
+            Done::Answered(..) => Err(Self::unanswered()),
+        }
+    }
+
     fn key(&self, key: &str) -> Arc<str> {
         let mut whole = String::with_capacity(self.prefix.len() + key.len());
         whole.push_str(&self.prefix);
@@ -309,19 +345,23 @@ impl RedisLimiter {
 
     async fn ask(&self, key: &str, question: Question) -> Result<Decision, StoreError> {
         match self.step(key, Step::Ask(question)).await? {
-            Some(decision) => Ok(decision),
-            None => Err(StoreError::protocol("a question without an answer")),
+            Done::Answered(decision, _) => Ok(decision),
+            Done::Changed | Done::OutOfTurn(_) => Err(Self::unanswered()),
         }
     }
 
-    async fn step(&self, key: &str, step: Step) -> Result<Option<Decision>, StoreError> {
+    fn unanswered() -> StoreError {
+        StoreError::protocol("a question without an answer")
+    }
+
+    async fn step(&self, key: &str, step: Step) -> Result<Done, StoreError> {
         let key = self.key(key);
         let now = Instant::now();
         let deadline = now + self.deadline;
         match self.inner.lines.enter(self.id, &key, &self.limit, step, now) {
             Entered::Denied(decision) => {
                 self.inner.counters.remembered.fetch_add(1, Ordering::Relaxed);
-                Ok(Some(decision))
+                Ok(Done::Answered(decision, None))
             }
             Entered::Lead => {
                 let line = LineKey { limiter: self.id, key };

@@ -4,16 +4,22 @@
 //! every question of the call, by the same arithmetic in Rust: the questions are played through it here.
 
 use redis::Value;
-use tollgate_core::algorithm::{Algorithm, BucketState, CounterState, IntervalState, WindowState};
-use tollgate_core::{Ask, Decision, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket};
+use tollgate_core::algorithm::{
+    Algorithm, BucketState, CounterState, IntervalState, LeaseState, WindowState,
+};
+use tollgate_core::{
+    Ask, Decision, Grant, LeakyMode, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket,
+};
 
 use super::error::StoreError;
-use super::script::{Question, is_sent, now_or_not};
+use super::script::{Question, Wanted, is_sent, now_or_not, wanted};
 
 /// What a call told.
 pub(super) struct Told {
     /// One for each question, in order.
     pub(super) decisions: Vec<Decision>,
+    /// What was lent to the one that borrows.
+    pub(super) grant: Option<Grant>,
     /// What can be known of later denials.
     pub(super) memory: Memory,
     /// The server's time.
@@ -46,17 +52,23 @@ pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Re
             let mut decisions = Vec::with_capacity(questions.len());
             let mut taken = 0;
             for question in questions {
-                let outcome = match *question {
-                    Question::Take(ask) => {
+                let ask = question.ask();
+                let outcome = match question.takes() {
+                    true => {
                         let outcome = limit.decide(&mut state, now, ask);
                         taken += i64::from(is_sent(limit, ask) && outcome.is_admitted());
                         outcome
                     }
-                    Question::Peek(ask) => limit.peek(&state, now, ask),
+                    false => limit.peek(&state, now, ask),
                 };
                 decisions.push(decision(limit, outcome, limit.standing(&state, now), now));
             }
-            (Told { decisions, memory: Memory::State(state), now }, taken)
+            let grant = wanted(questions).map(|Wanted { permits, parts, terms }| {
+                let grant = terms.lend(limit, &mut state, now, permits, parts);
+                taken += grant.permits as i64;
+                grant
+            });
+            (Told { decisions, grant, memory: Memory::State(state), now }, taken)
         }
     };
     if taken != admitted {
@@ -121,10 +133,21 @@ fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<St
         let full = size * unit;
         let level = if water { full - units } else { units };
         let at = answer.number()?.div_euclid(it.tick() as i64);
-        Ok(State::Bucket(BucketState { level: level.min(full).max(-full - flow), at }))
+        let bucket = BucketState { level: level.min(full).max(-full - flow), at };
+        let Some(leases) = answer.text() else { return Ok(State::Bucket(bucket)) };
+        leases_of(&leases)
+            .map(|(life, since, out)| State::Lent(LeaseState::new(it, bucket, life, since, out)))
+            .ok_or_else(|| StoreError::protocol(format_args!("no leases: {}", leases.escape_debug())))
     };
     match limit {
         Limit::TokenBucket(it) => bucket(it, false, answer),
+        Limit::LeakyBucket(it) if it.mode() == LeakyMode::Queue => {
+            // Nothing is lent from a queue, and what was lent before it became one is of no account.
+            match bucket(it.room(), true, answer)? {
+                State::Lent(lent) => Ok(State::Bucket(lent.bucket)),
+                state => Ok(state),
+            }
+        }
         Limit::LeakyBucket(it) => bucket(it.room(), true, answer),
         Limit::IntervalBucket(it) => {
             let capacity = it.capacity() as i64;
@@ -142,6 +165,21 @@ fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<St
         }
         Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
     }
+}
+
+/// Which return it would have to be, if something was given back out of turn.
+pub(super) fn out_of_turn(answer: Value) -> Result<Option<u64>, StoreError> {
+    let mut answer = Answer::new(answer)?;
+    let (done, _now) = (answer.number()?, answer.number()?);
+    if done >= 0 { Ok(None) } else { Ok(Some(answer.number()?.max(0) as u64)) }
+}
+
+/// How long leases live, when the epoch began, and the permits lent in it and in the one before.
+fn leases_of(text: &str) -> Option<(Micros, Timestamp, [u64; 2])> {
+    let mut numbers = text.split(' ').map(|number| number.parse::<u64>().ok());
+    let mut next = || numbers.next().flatten();
+    let (life, since, out, before) = (next()?, next()?, next()?, next()?);
+    Some((Micros::new(life), Timestamp::from_micros(since), [out, before]))
 }
 
 /// A counter from the fields of its hash.
@@ -243,8 +281,7 @@ fn replay_log(
     let mut decisions = Vec::with_capacity(questions.len());
     let (mut memory, mut taken) = (Memory::Nothing, 0);
     for question in questions {
-        let (Question::Take(ask) | Question::Peek(ask)) = *question;
-        let takes = matches!(question, Question::Take(_));
+        let (ask, takes) = (question.ask(), question.takes());
         if !is_sent(limit, ask) {
             let outcome = if ask.cost == 0 { Outcome::NOW } else { Outcome::Impossible };
             decisions.push(decision(limit, outcome, view.standing(limit, now), now));
@@ -280,7 +317,7 @@ fn replay_log(
         }
         decisions.push(decided);
     }
-    Ok((Told { decisions, memory, now }, taken))
+    Ok((Told { decisions, grant: None, memory, now }, taken))
 }
 
 /// The groups of asks with one start, as the script lists them: of the run at hand, those that are left.

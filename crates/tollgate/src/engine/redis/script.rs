@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use redis::Cmd;
-use tollgate_core::{Ask, LeakyMode, Limit, Micros, Timestamp, TokenBucket};
+use tollgate_core::{Ask, LeakyMode, LeaseTerms, Limit, Micros, Timestamp, TokenBucket};
 
 use super::LogStorage;
 
@@ -95,13 +95,50 @@ pub(super) enum Question {
     Take(Ask),
     /// The same without taking them.
     Peek(Ask),
+    /// Takes permits, and borrows others.
+    Borrow(Ask, Wanted),
+}
+
+impl Question {
+    pub(super) const fn ask(self) -> Ask {
+        let (Self::Take(ask) | Self::Peek(ask) | Self::Borrow(ask, _)) = self;
+        ask
+    }
+
+    /// Whether it takes permits.
+    pub(super) const fn takes(self) -> bool {
+        !matches!(self, Self::Peek(_))
+    }
+}
+
+/// Permits that are to be lent when all questions of a call are answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// How many.
+    pub permits: u64,
+    /// What is left is cut into so many parts, of which one is lent.
+    pub parts: u64,
+    /// How they are lent.
+    pub terms: LeaseTerms,
 }
 
 /// A change that asks nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    Refund { permits: u64, at: Timestamp },
-    Charge { permits: u64 },
+    Refund {
+        permits: u64,
+        at: Timestamp,
+    },
+    Charge {
+        permits: u64,
+    },
+    /// What was lent and not spent. It counts once, as return number `number`.
+    Return {
+        permits: u64,
+        at: Timestamp,
+        number: u64,
+        terms: LeaseTerms,
+    },
 }
 
 /// Equal questions in a row. A run of none only looks.
@@ -116,7 +153,7 @@ fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for question in questions {
         let (ask, count) = match *question {
-            Question::Take(ask) => (ask, 1),
+            Question::Take(ask) | Question::Borrow(ask, _) => (ask, 1),
             Question::Peek(ask) if matches!(limit, Limit::SlidingLog(_)) => (ask, 0),
             Question::Peek(_) => continue,
         };
@@ -241,7 +278,22 @@ pub(super) fn ask(
         numbers.add_run(run);
     }
     command.said.arg("ask").arg(numbers.0);
+    if let Some(wanted) = wanted(questions) {
+        let life = if wanted.terms.counts_out() { wanted.terms.life().get() } else { 0 };
+        let mut numbers = Numbers(Vec::with_capacity(24));
+        // Nobody has more permits to lend, and nobody cuts them into more parts.
+        numbers.add([wanted.permits, wanted.parts, life].map(|number| number.min(1 << 52) as i64));
+        command.said.arg(numbers.0);
+    }
     command
+}
+
+/// What is to be lent after all questions of a call: at most one of them borrows.
+pub(super) fn wanted(questions: &[Question]) -> Option<Wanted> {
+    questions.iter().rev().find_map(|question| match question {
+        Question::Borrow(_, wanted) => Some(*wanted),
+        Question::Take(_) | Question::Peek(_) => None,
+    })
 }
 
 /// The call that makes a change on one key.
@@ -256,17 +308,20 @@ pub(super) fn change(
     let mut numbers = Numbers::of(limit);
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
-    let operation = match change {
+    match change {
         Change::Refund { permits, at } => {
             numbers.add([cut(permits), at.as_micros() as i64]);
-            "refund"
+            command.said.arg("refund").arg(numbers.0);
         }
         Change::Charge { permits } => {
             numbers.add([cut(permits)]);
-            "charge"
+            command.said.arg("charge").arg(numbers.0);
         }
-    };
-    command.said.arg(operation).arg(numbers.0);
+        Change::Return { permits, at, number, terms } => {
+            numbers.add([cut(permits), at.as_micros() as i64, i64::from(terms.counts_out())]);
+            command.said.arg("return").arg(numbers.0).arg(number);
+        }
+    }
     command
 }
 

@@ -1,22 +1,65 @@
--- TOKEN_BUCKET and LEAKY_BUCKET: the twin of token_bucket.rs and leaky_bucket.rs, number for number.
+-- TOKEN_BUCKET and LEAKY_BUCKET: the twin of token_bucket.rs, leaky_bucket.rs and lease_bucket.rs, number for number.
 --
 -- KEYS[1]  the state of one key: a hash with
---            AMOUNT  whole permits: tokens (negative while reservations or debts are due), or water in the bucket
---            frac    units beyond them, 0 .. unit-1; absent until it is first above 0
---            DATED   microseconds, a multiple of tick
+--            AMOUNT   whole permits: tokens (negative while reservations or debts are due), or water in the bucket
+--            frac     units beyond them, 0 .. unit-1; absent until it is first above 0
+--            DATED    microseconds, a multiple of tick
+--            leases   while permits are out: how long a lease lives, when the epoch began in which the following were lent (both
+--                     in microseconds), permits lent in it, permits lent in the one before
+--            returns  how often something was given back
 -- ARGV[3]  of the limit: tick in microseconds, units in a permit, units that flow in a tick, size in permits, 1 for a queue,
---          which spaces its callers
+--          which spaces its callers and does not lend
 --
--- Returns { how many were admitted, now, AMOUNT, frac, DATED }, the fields as they were before (none: two items): whoever has
--- them knows every answer of the runs.
+-- Returns { how many were admitted or lent, now, AMOUNT, frac, DATED, leases }, the fields as they were before (none: two items):
+-- whoever has them knows every answer of the runs.
 local op = ARGV[2]
 local tick, unit, flow, size, queue, position = struct.unpack('>i8i8i8i8i8', ARGV[3])
 local full, now_tick = size * unit, floor(now / tick)
 local fill_ticks = ceil(full / flow)
 
 -- The level is what could be taken, in units: tokens, or the room above the water.
-local stored = call('HMGET', KEYS[1], AMOUNT, 'frac', DATED)
+local stored = call('HMGET', KEYS[1], AMOUNT, 'frac', DATED, 'leases')
 local level, at, redated = full, now_tick, false
+-- An epoch is as long as a lease lives. What is out was lent in this one or in the one before.
+local life, epoch, out, before = 1, 0, 0, 0
+
+-- What flows finds so much less room as is out.
+local function refill(to)
+  local missing = full - (out + before) * unit - level
+  if to > at and missing > 0 then
+    level = to - at >= ceil(missing / flow) and level + missing or level + (to - at) * flow
+  end
+  at = max(at, to)
+end
+
+-- To the end of the epoch: only there are the leases of the one before surely over.
+local function next_epoch()
+  refill((epoch + 1) * life)
+  epoch, out, before = epoch + 1, 0, out
+end
+
+-- The first tick at which so many units are left, and how many are left then.
+local function when_left(units)
+  if out + before == 0 then
+    local ticks = max(0, ceil((units - level) / flow))
+    return at + ticks, min(full, level + ticks * flow)
+  end
+  local state = { level, at, epoch, out, before }
+  local start
+  repeat
+    start = at + max(0, ceil((units - level) / flow))
+    local fits = units <= full - (out + before) * unit and start <= (epoch + 1) * life
+    if out + before > 0 and not fits then
+      next_epoch()
+      start = nil
+    end
+  until start
+  refill(start)
+  local left = level
+  level, at, epoch, out, before = unpack(state)
+  return start, left
+end
+
 if stored[1] or stored[2] or stored[3] then
   -- Bounds hold what was written under another limit: debts and reservations reach to a bucketful and a tick below empty.
   local beyond = size + ceil(flow / unit)
@@ -24,13 +67,28 @@ if stored[1] or stored[2] or stored[3] then
   local units = permits * unit + max(0, min(whole(stored[2], 0), unit - 1))
   level = max(-full - flow, min(WATER and full - units or units, full))
   at = floor(whole(stored[3]) / tick)
-  if now_tick > at then
-    level = now_tick - at >= ceil((full - level) / flow) and full or level + (now_tick - at) * flow
-    at = now_tick
-  elseif at - now_tick > fill_ticks then
+  if stored[4] and queue == 0 then
+    local lasting, since, lent, earlier = string.match(stored[4], '^(%d+) (%d+) (%d+) (%d+)$')
+    life = max(1, ceil(whole(lasting) / tick))
+    epoch = ceil(ceil(whole(since) / tick) / life)
+    out, before = min(whole(lent), size), min(whole(earlier), size)
+  end
+  if at - now_tick > fill_ticks then
     -- A clock that was set back by more than a horizon: empty, dated now, and kept so even by a denial.
     at, level, redated = now_tick, min(level, 0), true
   end
+  if out + before > 0 then
+    local current = floor(now_tick / life)
+    if current < epoch then
+      -- A clock that was set back: all that is out counts as lent now.
+      epoch, out, before, redated = current, out + before, 0, true
+    end
+    while epoch < current and out + before > 0 do
+      next_epoch()
+    end
+    epoch = current
+  end
+  refill(now_tick)
 end
 
 local admitted, changed = 0, false
@@ -57,13 +115,29 @@ if op == 'ask' or op == 'look' then
       end
       if wait > 0 then
         for _ = fit + 1, count do
-          local ticks = ceil((cost - level) / flow)
-          if (at + ticks) * tick - now > min(wait, fill_ticks * tick) then
+          local start, left = when_left(cost)
+          if start * tick - now > min(wait, fill_ticks * tick) then
             break
           end
           -- The debit falls due at the start of the request, and what flows until then stops at the brim too.
-          level, admitted, changed = min(level, full - ticks * flow) - cost, admitted + 1, true
+          level, admitted, changed = left - cost - (start - at) * flow, admitted + 1, true
         end
+      end
+    end
+  end
+  if ARGV[4] then
+    local wanted, parts, lasting = struct.unpack('>i8i8i8', ARGV[4])
+    local lent = max(0, min(wanted, ceil(floor(level / unit) / parts)))
+    changed = changed or redated and wanted > 0
+    if lent > 0 then
+      level, admitted, changed = level - lent * unit, admitted + lent, true
+      if lasting > 0 then
+        lasting = max(1, floor(lasting / tick))
+        if out + before == 0 or lasting > life then
+          -- Those that are out live less long: as if they were lent now, they count for long enough.
+          life, epoch, out, before = lasting, floor(now_tick / lasting), out + before, 0
+        end
+        out = out + lent
       end
     end
   end
@@ -85,8 +159,27 @@ elseif op == 'refund' then
     -- What has flowed back since the start is not owed a second time.
     credit = cost - (at - start) * flow
   end
-  if credit > 0 and level < full then
-    level, changed = min(full, level + credit), true
+  local cap = full - (out + before) * unit
+  if credit > 0 and level < cap then
+    level, changed = min(cap, level + credit), true
+  end
+elseif op == 'return' then
+  local permits, since, counted = struct.unpack('>i8i8i8', ARGV[3], position)
+  if counted == 0 then
+    -- While somebody waits for a start that was promised, more would flow until then than was foreseen.
+    if permits > 0 and level >= 0 and level < full then
+      level, changed = min(full, level + min(permits, size) * unit), true
+    end
+  else
+    permits = min(permits, out + before)
+    if permits > 0 and floor(floor(since / tick) / life) >= epoch - 1 then
+      -- From the earlier ones first, whichever it was: then the others count for too long, never for too short.
+      local early = min(permits, before)
+      out, before, changed = out - (permits - early), before - early, true
+      if level >= 0 then
+        level = level + permits * unit
+      end
+    end
   end
 elseif op == 'charge' then
   local cost = struct.unpack('>i8', ARGV[3], position)
@@ -104,9 +197,18 @@ if changed and op ~= 'look' then
   else
     call('HSET', KEYS[1], AMOUNT, permits, 'frac', units - permits * unit, DATED, at * tick)
   end
-  expire(KEYS[1], (at + ceil((full - level) / flow)) * tick)
+  if out + before > 0 then
+    local leases = string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before)
+    call('HSET', KEYS[1], 'leases', leases)
+  elseif stored[4] then
+    call('HDEL', KEYS[1], 'leases')
+  end
+  if op == 'return' then
+    call('HSET', KEYS[1], 'returns', ARGV[4] + 1)
+  end
+  expire(KEYS[1], when_left(full) * tick)
 end
 if not stored[1] then
   return { admitted, now }
 end
-return { admitted, now, stored[1], stored[2], stored[3] }
+return { admitted, now, stored[1], stored[2], stored[3], stored[4] }

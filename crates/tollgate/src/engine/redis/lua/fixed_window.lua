@@ -57,7 +57,17 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-elseif op == 'refund' then
+  if ARGV[4] then
+    local wanted, parts = struct.unpack('>i8i8', ARGV[4])
+    local lent = max(0, min(wanted, ceil((limit - taken) / parts)))
+    changed = changed or redated and wanted > 0
+    if lent > 0 then
+      taken, admitted, changed = taken + lent, admitted + lent, true
+    elseif wanted > 0 and count_denied == 1 then
+      taken, changed = max(taken, limit), true
+    end
+  end
+elseif op == 'refund' or op == 'return' then
   local cost, start = struct.unpack('>i8i8', ARGV[3], position)
   local last = floor((taken - 1) / limit)
   if taken > 0 and cost > 0 and floor(start / length) == window + last then
@@ -73,6 +83,9 @@ end
 
 if changed and op ~= 'look' then
   call('HSET', KEYS[1], 'window', window * length, 'count', taken)
+  if op == 'return' then
+    call('HSET', KEYS[1], 'returns', ARGV[4] + 1)
+  end
   expire(KEYS[1], (window + ceil(taken / limit)) * length)
 end
 return { admitted, now, stored[1], stored[2] }

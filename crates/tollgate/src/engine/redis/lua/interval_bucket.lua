@@ -50,7 +50,15 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-elseif op == 'refund' then
+  if ARGV[4] then
+    local wanted, parts = struct.unpack('>i8i8', ARGV[4])
+    local lent = max(0, min(wanted, ceil(tokens / parts)))
+    changed = changed or redated and wanted > 0
+    if lent > 0 then
+      tokens, admitted, changed = tokens - lent, admitted + lent, true
+    end
+  end
+elseif op == 'refund' or op == 'return' then
   local cost, start = struct.unpack('>i8i8', ARGV[3], position)
   local credit = 0
   cost = min(cost, capacity)
@@ -78,6 +86,9 @@ end
 
 if changed and op ~= 'look' then
   call('HSET', KEYS[1], 'tokens', tokens, 'last_refill', last)
+  if op == 'return' then
+    call('HSET', KEYS[1], 'returns', ARGV[4] + 1)
+  end
   expire(KEYS[1], last + ceil((capacity - tokens) / refill) * period)
 end
 return { admitted, now, stored[1], stored[2] }

@@ -1,13 +1,18 @@
 -- Every script begins with this.
 --
 -- ARGV[1]  now in microseconds, or '' for the server's own time, which is read once
--- ARGV[2]  what to do: ask, look (ask without writing), refund or charge
+-- ARGV[2]  what to do: ask, look (ask without writing), refund, return (give back what was lent and not spent) or charge
 -- ARGV[3]  numbers, eight bytes each, the highest first: handing them over one by one would take a sixth of the whole time.
 --          First those of the limit, then:
 --            ask     runs of equal asks, three numbers each: cost (1 .. size), accepted wait in microseconds (-1: none stated),
 --                    how many
 --            refund  cost, start of the grant
+--            return  the same
 --            charge  cost
+-- ARGV[4]  ask: nothing, or three numbers of what is to be lent when all asks are answered: how many permits are wanted; into how
+--          many parts what is left is cut, of which one is lent; how long it is counted as out, in microseconds (0: it is an
+--          ordinary debit)
+--          return: how many returns there were before, for all that the caller knows
 --
 -- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before
 -- anything is written: a script that fails has changed nothing.
@@ -30,6 +35,14 @@ local function whole(text, absent)
     error('TOLLGATE foreign value: ' .. string.sub(tostring(text), 1, 64))
   end
   return number
+end
+
+-- What is given back counts once: the second time it is not its turn any more.
+if ARGV[2] == 'return' then
+  local returns = whole(call('HGET', KEYS[1], 'returns'), 0)
+  if returns ~= tonumber(ARGV[4]) then
+    return { -1, now, returns }
+  end
 end
 
 -- Until `full_at` the state matters. A second more covers the server's own, coarser clock of expiries.

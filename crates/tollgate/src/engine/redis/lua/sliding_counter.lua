@@ -128,7 +128,17 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-elseif op == 'refund' then
+  if ARGV[4] then
+    local wanted, parts = struct.unpack('>i8i8', ARGV[4])
+    local left = earliest == time and limit - used(time) or 0
+    local lent = max(0, min(wanted, ceil(left / parts)))
+    changed = changed or redated and wanted > 0
+    if lent > 0 then
+      take(time, lent)
+      admitted = admitted + lent
+    end
+  end
+elseif op == 'refund' or op == 'return' then
   local permits, start = struct.unpack('>i8i8', ARGV[3], position)
   local index = floor(start / length)
   local credit = index >= floor(time / length) - buckets and min(at(index), permits, limit) or 0
@@ -170,6 +180,10 @@ if changed and op ~= 'look' then
     if string.find(name, '^%d+$') then
       removed[#removed + 1] = name
     end
+  end
+  if op == 'return' then
+    set[#set + 1] = 'returns'
+    set[#set + 1] = ARGV[4] + 1
   end
   call('HSET', unpack(set))
   if removed[2] then
