@@ -65,6 +65,22 @@ impl Limit {
 }
 
 impl Limit {
+    /// What may be believed of a state if writes before `since` may have been lost, leases of `life` among them: nothing that was
+    /// taken until then is back before it would be if everything had been taken. Logs keep every admission and are believed.
+    pub fn distrust(&self, state: &mut State, now: Timestamp, since: Timestamp, life: Micros) {
+        match (self, state) {
+            (Self::TokenBucket(it), State::Bucket(state)) => it.distrust(state, since, life),
+            (Self::TokenBucket(it), State::Lent(state)) => it.distrust(&mut state.bucket, since, life),
+            (Self::LeakyBucket(it), State::Bucket(state)) => it.room().distrust(state, since, life),
+            (Self::LeakyBucket(it), State::Lent(state)) => it.room().distrust(&mut state.bucket, since, life),
+            (Self::IntervalBucket(it), State::Interval(state)) => it.distrust(state, since),
+            (Self::FixedWindow(it), State::Window(state)) => it.distrust(state, now, since),
+            (Self::SlidingCounter(it), State::Counter(state)) => it.distrust(state, since),
+            (Self::SlidingLog(_), _) => {}
+            (_, other) => *other = self.fresh(now),
+        }
+    }
+
     /// The bucket that can have permits out, if it is one. A queue spaces its callers, which a lease would undo.
     pub(crate) const fn lender(&self) -> Option<LeaseBucket> {
         match self {

@@ -52,6 +52,14 @@ impl FixedWindow {
         self.count_denied
     }
 
+    /// The window of `since` has nothing left, if it is not over.
+    pub(crate) fn distrust(&self, state: &mut WindowState, now: Timestamp, since: Timestamp) {
+        let settled = self.settle(*state, now);
+        if settled.window == self.number(since) {
+            *state = WindowState { count: settled.count.max(self.limit.get() as i64), ..settled };
+        }
+    }
+
     /// Until the window ends that is counted in now.
     pub(crate) fn until_change(&self, state: &WindowState, now: Timestamp) -> Micros {
         Micros::of((self.settle(*state, now).window + 1) * self.length() - now.us())

@@ -70,6 +70,14 @@ impl IntervalBucket {
         self.period.get()
     }
 
+    /// Empty at `since`, if it was last written before.
+    pub(crate) fn distrust(&self, state: &mut IntervalState, since: Timestamp) {
+        if state.last < since.us() {
+            let (settled, _) = self.settle(*state, since);
+            *state = IntervalState { tokens: settled.tokens.min(0), last: since.us() };
+        }
+    }
+
     /// Until the running period ends.
     pub(crate) const fn until_change(&self, state: &IntervalState, now: Timestamp) -> Micros {
         let (state, _) = self.settle(*state, now);

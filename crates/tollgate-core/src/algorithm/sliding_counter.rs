@@ -135,6 +135,17 @@ impl SlidingCounter {
         self.tick.get()
     }
 
+    /// The sub-bucket of `since` counts as much as the limit.
+    pub(crate) fn distrust(&self, state: &mut CounterState, since: Timestamp) {
+        let index = since.us() / self.length();
+        let (mut settled, _) = self.settle(state, since);
+        let missing = self.limit.get() as i64 - settled.count(index);
+        if missing > 0 && index >= settled.first {
+            settled.add(index, missing);
+            *state = settled;
+        }
+    }
+
     /// Until the sub-bucket ends that is counted in now.
     pub(crate) fn until_change(&self, state: &CounterState, now: Timestamp) -> Micros {
         let (_, time) = self.settle(state, now);

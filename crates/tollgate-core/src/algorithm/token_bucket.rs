@@ -106,6 +106,18 @@ impl TokenBucket {
         self.refill(self.redate(state, now), now)
     }
 
+    /// Empty at `since`, with what flows in `life` owed, if it was last written before.
+    pub(crate) fn distrust(&self, state: &mut BucketState, since: Timestamp, life: Micros) {
+        let at = self.ticks(since);
+        if state.at < at {
+            let owed = Micros::new(life.get().min(self.time_to_full().get())).get().div_ceil(self.tick());
+            let settled = self.settle(*state, since);
+            let level =
+                settled.level.min(-((owed * self.flow()) as i64)).max(-self.full - self.flow() as i64);
+            *state = BucketState { level, at };
+        }
+    }
+
     /// Puts permits back that were taken and not used: what flowed meanwhile stopped at the brim without them.
     pub(crate) fn credit(&self, state: &mut BucketState, now: Timestamp, permits: u64) {
         let BucketState { level, at } = self.settle(*state, now);

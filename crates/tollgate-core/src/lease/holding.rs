@@ -105,6 +105,16 @@ impl Holding {
         Move::Ask { ahead }
     }
 
+    /// What is held, those that end first before others.
+    pub fn leases(&self) -> &[Lease] {
+        &self.leases
+    }
+
+    /// Whether the state is left alone for a moment, although it may have something.
+    pub fn is_paced(&self, now: Timestamp) -> bool {
+        now < self.paced
+    }
+
     /// Permits that are held and may still be spent.
     pub fn left(&self, now: Timestamp) -> u64 {
         self.leases.iter().filter(|lease| now < lease.ends).map(|lease| lease.left).sum()

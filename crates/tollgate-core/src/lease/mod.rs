@@ -104,6 +104,18 @@ enum Lending {
 impl LeaseTerms {
     /// The terms on which a limit is lent from, or why it is not.
     pub fn new(limit: &Limit, consistency: Consistency) -> Result<Self, StaysStrict> {
+        let terms = Self::of_any_size(limit, consistency)?;
+        if terms.size < PERMITS_MIN {
+            return Err(StaysStrict::TooSmall { size: terms.size });
+        }
+        if terms.life() < LIFE_MIN {
+            return Err(StaysStrict::TooShort { life: terms.life() });
+        }
+        Ok(terms)
+    }
+
+    /// The same, whether or not it is worth it.
+    pub fn of_any_size(limit: &Limit, consistency: Consistency) -> Result<Self, StaysStrict> {
         let size = limit.size();
         // A fifth of the time to full costs no throughput; a hundredth is the part by which a burst may be too large.
         let part = |parts: u64| Micros::new(limit.horizon().get() / parts).min(LIFE_MAX);
@@ -122,14 +134,7 @@ impl LeaseTerms {
             Limit::IntervalBucket(it) => until_change(it.period()),
             Limit::SlidingLog(_) | Limit::LeakyBucket(_) => return Err(StaysStrict::Algorithm),
         };
-        let terms = Self { lending, ceiling: size, size };
-        if size < PERMITS_MIN {
-            return Err(StaysStrict::TooSmall { size });
-        }
-        if terms.life() < LIFE_MIN {
-            return Err(StaysStrict::TooShort { life: terms.life() });
-        }
-        Ok(terms)
+        Ok(Self { lending, ceiling: size, size })
     }
 
     /// The same, with a ceiling on what one node holds of one key.
@@ -138,7 +143,7 @@ impl LeaseTerms {
         Self { ceiling: if permits < self.size { permits } else { self.size }, ..self }
     }
 
-    /// The same for leases of another length: for tests.
+    /// The same for leases of another length, however long.
     #[must_use]
     pub const fn with_life(self, life: Micros) -> Self {
         let lending = match self.lending {
