@@ -53,6 +53,15 @@ impl Clock {
         })
     }
 
+    /// The time on this clock, read anew: right after the machine was suspended, too.
+    #[inline]
+    pub(crate) fn exact_now(&self) -> Timestamp {
+        Timestamp::from_micros(match &self.0 {
+            Source::System { anchor_us, .. } => anchor_us + boot_time_ns() / 1_000,
+            Source::Manual(us) => us.load(Ordering::Acquire),
+        })
+    }
+
     /// Whether it moves only when told.
     pub fn is_manual(&self) -> bool {
         matches!(self.0, Source::Manual(_))

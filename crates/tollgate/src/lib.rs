@@ -45,14 +45,15 @@ mod limiter;
 
 pub use clock::Clock;
 pub use engine::RateLimiter;
+pub use engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
     CHECKS_MAX, KEY_PREFIX, Lent, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine,
     RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig, Wanted,
 };
 pub use guard::{
-    Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, OnFailure, Share,
-    ShareError, Verdict,
+    Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, LimitSettings,
+    OnFailure, Share, ShareError, Verdict,
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};

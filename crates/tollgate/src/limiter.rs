@@ -4,7 +4,7 @@ use tollgate_core::{Ask, Limit};
 
 use crate::engine::memory::{MemoryEngine, MemoryLimiter, TooManyLimits};
 use crate::engine::redis::StoreError;
-use crate::guard::{Guard, GuardedLimiter, OnFailure, Verdict};
+use crate::guard::{Guard, GuardedLimiter, LimitSettings, Verdict};
 
 /// The state of all keys, in this process or in a store.
 #[derive(Clone, Debug)]
@@ -16,16 +16,16 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// A limiter over the keys of `scope`. What happens without the store is of no concern to the memory engine.
+    /// A limiter over the keys of `scope`. What is settled for the sake of a store is of no concern to the memory engine.
     pub fn limiter(
         &self,
         scope: &str,
         limit: Limit,
-        on_failure: OnFailure,
+        settings: impl Into<LimitSettings>,
     ) -> Result<Limiter, TooManyLimits> {
         match self {
             Self::Memory(engine) => engine.limiter(scope, limit).map(Limiter::Memory),
-            Self::Redis(guard) => guard.limiter(scope, limit, on_failure).map(Limiter::Redis),
+            Self::Redis(guard) => guard.limiter(scope, limit, settings).map(Limiter::Redis),
         }
     }
 }

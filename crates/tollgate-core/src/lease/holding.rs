@@ -16,6 +16,8 @@ const WORTH_PERMITS: u64 = 3;
 const LEAD_MAX: Micros = Micros::from_millis(10);
 /// A state that has too little is asked again after this long: every node comes, and each of them this often.
 const PACE_MAX: Micros = Micros::from_millis(50);
+/// A denial is believed for this long at most: what others give back, and what is reset elsewhere, is seen by then.
+const BELIEVED_MAX: Micros = Micros::from_millis(80);
 
 /// Permits that may be spent until an instant of the node's own clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +37,8 @@ pub struct Denied {
     pub cost: u64,
     /// When they can be had, on the node's clock.
     pub until: Timestamp,
+    /// Until when that is believed.
+    pub believed: Timestamp,
 }
 
 /// What a node does with a request.
@@ -92,9 +96,8 @@ impl Holding {
             return Move::Spend { fetch: self.fetch(now, terms, parts) };
         }
         if let Some(denied) = self.denied.filter(|denied| cost >= denied.cost && !waits) {
-            let until = denied.until.max(self.paced);
-            if now < until {
-                return Move::Deny { retry: until.since(now) };
+            if now < denied.until.min(denied.believed).max(self.paced) {
+                return Move::Deny { retry: denied.until.max(self.paced).since(now) };
             }
         }
         let ahead = match parts {
@@ -131,7 +134,11 @@ impl Holding {
         denied: Option<(u64, Micros)>,
         terms: &LeaseTerms,
     ) -> u64 {
-        self.denied = denied.map(|(cost, retry)| Denied { cost, until: sent.after(retry) });
+        self.denied = denied.map(|(cost, retry)| Denied {
+            cost,
+            until: sent.after(retry),
+            believed: sent.after(BELIEVED_MAX),
+        });
         if ahead == 0 {
             return 0;
         }
@@ -177,12 +184,9 @@ impl Holding {
         ended
     }
 
-    /// What is to be given back because nobody has asked for a while.
-    pub fn idle(&mut self, now: Timestamp, terms: &LeaseTerms) -> SmallVec<[Lease; 2]> {
-        match now.since(self.used_at).get() > terms.life().get() / 2 {
-            true => self.give_up(now),
-            false => SmallVec::new(),
-        }
+    /// Whether nobody has asked for so long that what is held is better given back.
+    pub fn is_idle(&self, now: Timestamp, terms: &LeaseTerms) -> bool {
+        now.since(self.used_at).get() > terms.life().get() / 2
     }
 
     /// Gives up everything that has not ended. Nobody spends it from now on.

@@ -4,6 +4,7 @@ use std::future::Future;
 
 use tollgate_core::{Ask, Decision, Standing};
 
+pub(crate) mod lease;
 pub(crate) mod memory;
 pub(crate) mod redis;
 pub(crate) mod sync;

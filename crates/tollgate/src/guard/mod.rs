@@ -10,14 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tollgate_core::{Ask, Decision, Limit, Micros, Outcome, TokenBucket};
+use tollgate_core::{
+    Ask, Consistency, Decision, LeaseTerms, Limit, Micros, Outcome, StaysStrict, TokenBucket,
+};
 
 use self::debts::{Account, Debts};
 pub use self::share::{Share, ShareError};
 use crate::clock::Clock;
+use crate::engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
 use crate::engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, TooManyLimits};
 use crate::engine::redis::{RedisEngine, RedisLimiter, StoreError};
 
@@ -26,6 +31,8 @@ use crate::engine::redis::{RedisEngine, RedisLimiter, StoreError};
 pub enum Basis {
     /// The whole state was known.
     Exact,
+    /// Decided by this node, with permits that it has borrowed from the store, or by what the store has said of them.
+    Leased,
     /// Decided by this node alone, with its share of the limit.
     Local,
     /// Let through: the store gave no decision.
@@ -36,12 +43,13 @@ pub enum Basis {
 
 impl Basis {
     /// All of them, as metrics list them.
-    pub const ALL: [Self; 4] = [Self::Exact, Self::Local, Self::Open, Self::Closed];
+    pub const ALL: [Self; 5] = [Self::Exact, Self::Leased, Self::Local, Self::Open, Self::Closed];
 
     /// The word for it, in answers, headers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Exact => "exact",
+            Self::Leased => "leased",
             Self::Local => "local",
             Self::Open => "open",
             Self::Closed => "closed",
@@ -92,6 +100,31 @@ pub struct OnFailure {
     pub settle: bool,
     /// For each check, in place of the store's own deadline.
     pub deadline: Option<Duration>,
+}
+
+/// What is settled for a limit beyond its numbers, where a store keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LimitSettings {
+    /// Whether nodes borrow from it and decide by themselves.
+    pub consistency: Consistency,
+    /// The most permits that one node borrows of one key; all of them if not set.
+    pub lease_ceiling: Option<u64>,
+    /// What happens while the store does not decide.
+    pub on_failure: OnFailure,
+}
+
+impl LimitSettings {
+    /// The terms on which nodes borrow, or why they do not.
+    pub fn lease_terms(&self, limit: &Limit) -> Result<LeaseTerms, StaysStrict> {
+        let terms = LeaseTerms::new(limit, self.consistency)?;
+        Ok(self.lease_ceiling.map_or(terms, |permits| terms.with_ceiling(permits)))
+    }
+}
+
+impl From<OnFailure> for LimitSettings {
+    fn from(on_failure: OnFailure) -> Self {
+        Self { on_failure, ..Self::default() }
+    }
 }
 
 /// What all limits share when the store is gone.
@@ -161,6 +194,8 @@ struct Shared {
     local: MemoryEngine,
     ceiling: Option<MemoryLimiter>,
     debts: Debts,
+    /// Limiters that borrow.
+    lessees: Mutex<Vec<WeakLeaseLimiter>>,
     /// Whether anything was answered without the store since the last outage was over.
     used: AtomicBool,
     /// When that last happened, in microseconds after `zero`.
@@ -195,6 +230,7 @@ impl Guard {
             local,
             ceiling,
             debts: Debts::default(),
+            lessees: Mutex::new(Vec::new()),
             used: AtomicBool::new(false),
             used_at: AtomicU64::new(0),
             zero: Instant::now(),
@@ -211,16 +247,25 @@ impl Guard {
         &self,
         scope: &str,
         limit: Limit,
-        on_failure: OnFailure,
+        settings: impl Into<LimitSettings>,
     ) -> Result<GuardedLimiter, TooManyLimits> {
+        let settings = settings.into();
+        let on_failure = settings.on_failure;
         let mut limiter = self.engine().limiter(scope, limit);
         if let Some(deadline) = on_failure.deadline {
             limiter = limiter.with_deadline(deadline);
         }
         let local = &self.0.shared.local;
         let book = on_failure.settle.then(|| local.limiter(&format!("{scope} owed"), limit)).transpose()?;
+        let leases = settings.lease_terms(&limit).ok().map(|terms| LeaseLimiter::new(limiter.clone(), terms));
+        if let Some(leases) = &leases {
+            let mut lessees = self.0.shared.lessees.lock();
+            lessees.retain(|other| other.upgrade().is_some());
+            lessees.push(leases.downgrade());
+        }
         Ok(GuardedLimiter {
             guard: Arc::clone(&self.0),
+            leases,
             local: local.limiter(scope, limit)?,
             account: book.map(|book| Arc::new(Account::new(&limiter, book))),
             limiter,
@@ -238,6 +283,22 @@ impl Guard {
         self.0.shared.debts.settle_all().await;
     }
 
+    /// Gives back everything that was borrowed, and borrows nothing any more: before a program ends.
+    pub async fn give_leases_back(&self) {
+        join_all(self.lessees().iter().map(LeaseLimiter::close)).await;
+    }
+
+    /// What became of borrowed permits, of all limits together. Looks into every part of their tables: for reports.
+    pub fn lease_stats(&self) -> LeaseStats {
+        let mut all = LeaseStats::default();
+        self.lessees().iter().for_each(|lessee| all.add(&lessee.stats()));
+        all
+    }
+
+    fn lessees(&self) -> Vec<LeaseLimiter> {
+        self.0.shared.lessees.lock().iter().filter_map(WeakLeaseLimiter::upgrade).collect()
+    }
+
     /// What it holds and has done. Looks into every part of a table: for reports, not for the way of a request.
     pub fn stats(&self) -> GuardStats {
         let shared = &self.0.shared;
@@ -251,6 +312,8 @@ impl Guard {
 pub struct GuardedLimiter {
     guard: Arc<Inner>,
     limiter: RedisLimiter,
+    /// Where nodes borrow from the limit.
+    leases: Option<LeaseLimiter>,
     /// With the whole limit: asks are made larger instead of the limit smaller.
     local: MemoryLimiter,
     /// Where debts are noted, if they are settled.
@@ -266,8 +329,13 @@ impl GuardedLimiter {
 
     /// Takes permits, perhaps after a delay that the caller accepts.
     pub async fn acquire(&self, key: &str, ask: Ask) -> Verdict {
-        let why = match self.limiter.acquire(key, ask).await {
-            Ok(decision) => {
+        let decided = match &self.leases {
+            Some(leases) => leases.acquire(key, ask).await,
+            None => self.limiter.acquire(key, ask).await.map(|decision| (decision, DecidedBy::Store)),
+        };
+        let why = match decided {
+            Ok((decision, DecidedBy::Lease)) => return Verdict { decision, basis: Basis::Leased },
+            Ok((decision, DecidedBy::Store)) => {
                 if !self.guard.shared.debts.is_empty() {
                     self.guard.shared.decided.notify_one();
                 }
@@ -295,7 +363,11 @@ impl GuardedLimiter {
 
     /// The answer that [`GuardedLimiter::acquire`] would give, without taking anything.
     pub async fn peek(&self, key: &str, ask: Ask) -> Verdict {
-        let why = match self.limiter.peek(key, ask).await {
+        let peeked = match &self.leases {
+            Some(leases) => leases.peek(key, ask).await,
+            None => self.limiter.peek(key, ask).await,
+        };
+        let why = match peeked {
             Ok(decision) => return Verdict::exact(decision),
             Err(why) => why,
         };
@@ -309,7 +381,10 @@ impl GuardedLimiter {
 
     /// Makes a key as good as new. Without the store that cannot be done.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        self.limiter.reset(key).await?;
+        match &self.leases {
+            Some(leases) => leases.reset(key).await?,
+            None => self.limiter.reset(key).await?,
+        }
         if let Some(account) = &self.account {
             self.guard.shared.debts.forgive(account, key);
         }

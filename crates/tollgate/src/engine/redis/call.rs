@@ -113,7 +113,7 @@ impl Call {
             })
             .collect();
         // Leases end so long after this, on a clock that goes on while the machine is suspended.
-        let asked = self.inner.own_clock.now();
+        let asked = self.inner.own_clock.exact_now();
         let called =
             self.inner.call(key, slot, deadline, |now| script::ask(limit, logs, key, &questions, now)).await;
         let Reply { value, sent, received } = match called {
@@ -142,7 +142,7 @@ impl Call {
 }
 
 /// A call that goes on with the driver if its caller leaves: others may be waiting for it.
-pub(super) struct Leading<F: Future<Output = T> + Send + 'static, T: Send + 'static> {
+pub(crate) struct Leading<F: Future<Output = T> + Send + 'static, T: Send + 'static> {
     pub(super) call: Option<Pin<Box<F>>>,
     pub(super) tasks: Tasks,
 }

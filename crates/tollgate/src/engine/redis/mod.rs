@@ -168,6 +168,11 @@ impl RedisEngine {
         self.0.presence.nodes()
     }
 
+    /// The clock by which leases end.
+    pub(crate) fn own_clock(&self) -> &Clock {
+        &self.0.own_clock
+    }
+
     /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
     pub fn recent_failures(&self) -> Vec<StoreError> {
         let recent = |last: &Mutex<Option<(Instant, StoreError)>>| {
@@ -334,6 +339,30 @@ impl RedisLimiter {
             Done::OutOfTurn(number) => Ok(Some(number)),
             Done::Answered(..) => Err(Self::unanswered()),
         }
+    }
+
+    /// The engine that it belongs to.
+    pub(crate) fn engine(&self) -> RedisEngine {
+        RedisEngine(Arc::clone(&self.inner))
+    }
+
+    /// How many nodes share the store, as it last said.
+    pub(crate) fn nodes(&self) -> Option<u32> {
+        self.inner.presence.nodes()
+    }
+
+    /// A call that goes on with the driver if its caller leaves.
+    pub(crate) fn leading<F, T>(&self, call: F) -> Leading<F, T>
+    where
+        F: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        Leading { call: Some(Box::pin(call)), tasks: self.inner.tasks.clone() }
+    }
+
+    /// Lets the engine's driver run something that nobody waits for.
+    pub(crate) fn hand_over(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.inner.tasks.hand_over(task);
     }
 
     fn key(&self, key: &str) -> Arc<str> {
