@@ -29,7 +29,7 @@ enum Task {
     },
     /// Install the peers, if they are missing, and measure them and Tollgate in one run.
     Bench {
-        /// `engine`, `http`, `redis` or `log`.
+        /// `engine`, `http`, `redis`, `lease` or `log`.
         name: String,
         /// Handed on: --check, --json FILE, --quick, --only TEXT.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -78,6 +78,9 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
         install::programs(&[Program::RedisServer, Program::RedisCli, Program::RedisBenchmark])?;
         succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server"]))?;
         run.env("LIMITADOR_PEER", install::peer(Peer::Limitador, &root()?)?);
+    }
+    if matches!(name, "lease" | "log") {
+        install::programs(&[Program::RedisServer, Program::RedisCli])?;
     }
     run.args(["--", name]).args(options);
     if name == "engine" {

@@ -4,6 +4,7 @@ mod engine;
 mod growth;
 mod http;
 mod keys;
+mod lease;
 mod load;
 mod log;
 mod redis;
@@ -30,6 +31,8 @@ enum Bench {
     Http(Options),
     /// Checks in Redis: Tollgate's Redis engine, redis-benchmark and limitador's Redis storage.
     Redis(Options),
+    /// Decisions by leases, in process, on a real Redis: hot keys, Zipf keys, and the three consistencies side by side.
+    Lease(Options),
     /// The sliding log in Redis: a sorted set, a stream and a packed string.
     Log(Options),
     /// For `http`: the bare axum route.
@@ -48,6 +51,7 @@ fn main() -> Result<()> {
         Bench::Engine(options) => engine::run(&options),
         Bench::Http(options) => http::run(&options),
         Bench::Redis(options) => redis::run(&options),
+        Bench::Lease(options) => lease::run(&options),
         Bench::Log(options) => log::run(&options),
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
