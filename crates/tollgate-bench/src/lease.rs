@@ -53,7 +53,12 @@ async fn node(server: &RedisServer, limit: Limit, consistency: Consistency) -> R
 }
 
 /// Nodes that know of each other.
-async fn nodes(server: &RedisServer, count: u32, limit: Limit, consistency: Consistency) -> Result<Vec<Node>> {
+async fn nodes(
+    server: &RedisServer,
+    count: u32,
+    limit: Limit,
+    consistency: Consistency,
+) -> Result<Vec<Node>> {
     let mut all = Vec::new();
     for _ in 0..count {
         all.push(node(server, limit, consistency).await?);
@@ -195,7 +200,10 @@ fn zipf(report: &mut Report, _: usize, duration: Duration) -> Result<()> {
             for task in tasks {
                 all.add(&task.await??)?;
             }
-            Ok((all.leased as f64 / all.decisions as f64, all.decisions as f64 / duration.as_secs_f64() * 2.0))
+            Ok((
+                all.leased as f64 / all.decisions as f64,
+                all.decisions as f64 / duration.as_secs_f64() * 2.0,
+            ))
         })?;
         let (share, rate) = shares;
         let (plain, ahead) = best_share(f64::from(count), life, rate);
@@ -216,7 +224,8 @@ fn zipf(report: &mut Report, _: usize, duration: Duration) -> Result<()> {
 /// Requests at a constant rate, whatever becomes of them. Only the second half counts.
 async fn steadily(limiter: GuardedLimiter, seed: u64, per_second: f64, duration: Duration) -> Result<Seen> {
     let keys = Arc::new(keys(ZIPF_KEYS));
-    let order = sequence(ZIPF_KEYS, (per_second * duration.as_secs_f64()) as usize + 1, Popularity::Zipf, seed);
+    let order =
+        sequence(ZIPF_KEYS, (per_second * duration.as_secs_f64()) as usize + 1, Popularity::Zipf, seed);
     let mut seen = Seen::new()?;
     let begun = Instant::now();
     let mut running = tokio::task::JoinSet::new();
@@ -256,8 +265,13 @@ const SIDE_PERMITS: u64 = 10_000;
 fn side_by_side(report: &mut Report, _: usize, duration: Duration) -> Result<()> {
     let duration = duration * 3;
     let limit = bucket(SIDE_PERMITS, SIDE_PERMITS)?;
-    println!("  one key, {SIDE_PERMITS}/s and as much at once, {SIDE_NODES} nodes, {} requests/s", SIDE_PERMITS * 3);
-    println!("  | consistency | decisions/s | Redis calls per decision | excess, permits | promised | utilisation |");
+    println!(
+        "  one key, {SIDE_PERMITS}/s and as much at once, {SIDE_NODES} nodes, {} requests/s",
+        SIDE_PERMITS * 3
+    );
+    println!(
+        "  | consistency | decisions/s | Redis calls per decision | excess, permits | promised | utilisation |"
+    );
     println!("  | --- | --- | --- | --- | --- | --- |");
     for consistency in Consistency::ALL {
         let server = RedisServer::build().tcp().start();

@@ -13,6 +13,7 @@ pub(crate) fn now_us() -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Ground {
     Exact,
+    Leased,
     Local,
     Open,
     Closed,
@@ -24,6 +25,7 @@ impl From<Basis> for Ground {
     fn from(basis: Basis) -> Self {
         match basis {
             Basis::Exact => Self::Exact,
+            Basis::Leased => Self::Leased,
             Basis::Local => Self::Local,
             Basis::Open => Self::Open,
             Basis::Closed => Self::Closed,

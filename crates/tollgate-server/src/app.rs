@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tollgate::{Clock, Engine, Guard, MemoryEngine, RedisConfig, RedisEngine};
+use tollgate::{Clock, Engine, Guard, LeaseStats, MemoryEngine, RedisConfig, RedisEngine};
 
 use crate::access::Access;
 use crate::config::{Config, Serving, Store};
@@ -69,8 +69,11 @@ impl App {
         let limiters: Result<Vec<_>, _> = config
             .limits
             .iter()
-            .map(|(limit, on_failure)| engine.limiter(limit.algorithm().as_lowercase(), *limit, *on_failure))
+            .map(|(limit, settings)| engine.limiter(limit.algorithm().as_lowercase(), *limit, *settings))
             .collect();
+        if matches!(engine, Engine::Redis(_)) {
+            config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
+        }
         let local_only = admin.is_none();
         let actuator =
             Actuator::new(Arc::clone(&metrics), engine.clone(), config.store.to_string(), stop.clone());
@@ -99,7 +102,12 @@ impl App {
         tasks.wait().await;
         if let Engine::Redis(guard) = &engine {
             // What the store does not take within this is lost, as with a crash.
-            let _ = tokio::time::timeout(SETTLE_TIMEOUT, guard.settle_debts()).await;
+            let settle = async { tokio::join!(guard.give_leases_back(), guard.settle_debts()) };
+            let _ = tokio::time::timeout(SETTLE_TIMEOUT, settle).await;
+            let LeaseStats { granted, spent, returned, expired, lost, held, .. } = guard.lease_stats();
+            if granted > 0 {
+                tracing::info!(granted, spent, returned, expired, lost, held, "leases given back");
+            }
         }
         tracing::info!("stopped");
         Ok(())

@@ -72,7 +72,7 @@ struct Serve {
 
 #[derive(Subcommand)]
 enum ConfigCommand {
-    /// Name file, line and column of every mistake in a configuration file.
+    /// Name file, line and column of every mistake in a configuration file, and say what leases come to.
     Check {
         /// The file.
         file: PathBuf,
@@ -91,8 +91,10 @@ impl Cli {
                 Builder::new_current_thread().enable_all().build()?.block_on(check.run())
             }
             Some(Command::Config(ConfigCommand::Check { file })) => {
-                config::load(Some(&file), std::iter::empty(), Flags::new())?;
-                print(&format!("{}: no mistakes\n", file.display()))
+                let config = config::load(Some(&file), std::iter::empty(), Flags::new())?;
+                let mut lines = vec![format!("{}: no mistakes", file.display())];
+                lines.extend(config.remarks());
+                print(&(lines.join("\n") + "\n"))
             }
             Some(Command::Config(ConfigCommand::Schema)) => {
                 print(&format!("{}\n", serde_json::to_string_pretty(&config::schema())?))

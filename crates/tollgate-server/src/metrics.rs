@@ -13,7 +13,9 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use tollgate::{AlgorithmName, Basis, BreakerState, Engine, GuardStats, ServerStatus, StoreError, Verdict};
+use tollgate::{
+    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, ServerStatus, StoreError, Verdict,
+};
 
 /// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
 const SECONDS: [f64; 12] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.25];
@@ -144,7 +146,8 @@ impl prometheus_client::collector::Collector for EngineCollector {
                 encode_breakers(&mut encoder, &engine.servers())?;
                 let help = "Nodes that share the store, as it last said; 0 if it never has";
                 gauge(&mut encoder, "tollgate_nodes", help, u64::from(engine.nodes().unwrap_or(0)))?;
-                encode_guard(&mut encoder, &guard.stats())
+                encode_guard(&mut encoder, &guard.stats())?;
+                encode_leases(&mut encoder, &guard.lease_stats())
             }
         }
     }
@@ -178,6 +181,26 @@ fn encode_guard(encoder: &mut DescriptorEncoder, stats: &GuardStats) -> Result<(
     counter(encoder, "tollgate_debt_settled_permits", help, stats.debt_settled)?;
     let help = "Permits that could not be taken from the store's state for sure, and are not any more";
     counter(encoder, "tollgate_debt_lost_permits", help, stats.debt_lost)
+}
+
+fn encode_leases(encoder: &mut DescriptorEncoder, stats: &LeaseStats) -> Result<(), std::fmt::Error> {
+    let help = "Permits borrowed from the store, by what became of them";
+    let mut permits = encoder.encode_descriptor("tollgate_lease_permits", help, None, MetricType::Counter)?;
+    let events = [
+        ("granted", stats.granted),
+        ("spent", stats.spent),
+        ("returned", stats.returned),
+        ("expired", stats.expired),
+        ("lost", stats.lost),
+    ];
+    for (event, count) in events {
+        ConstCounter::new(count).encode(permits.encode_family(&[("event", event)])?)?;
+    }
+    let help = "Permits that this node has borrowed and may still spend";
+    gauge(encoder, "tollgate_lease_held_permits", help, stats.held)?;
+    gauge(encoder, "tollgate_lease_keys", "Keys that are looked after for leases", stats.keys)?;
+    let help = "By how many permits a burst can be too large, with consistency lease_fast";
+    gauge(encoder, "tollgate_lease_overshoot_permits", help, stats.overshoot)
 }
 
 fn gauge(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {

@@ -138,11 +138,10 @@ impl SlidingCounter {
     /// The sub-bucket of `since` counts as much as the limit.
     pub(crate) fn distrust(&self, state: &mut CounterState, since: Timestamp) {
         let index = since.us() / self.length();
-        let (mut settled, _) = self.settle(state, since);
-        let missing = self.limit.get() as i64 - settled.count(index);
-        if missing > 0 && index >= settled.first {
-            settled.add(index, missing);
-            *state = settled;
+        state.trim(since.us().max(state.seen) / self.length() - self.buckets());
+        let missing = self.limit.get() as i64 - state.count(index);
+        if missing > 0 && index >= state.first {
+            state.add(index, missing);
         }
     }
 

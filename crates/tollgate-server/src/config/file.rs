@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tollgate::{Rate, Share};
 
+use super::limits::Defaults;
 use super::text::{DurationText, ListenText, NetworkText, RateText, ShareText};
 
 /// Configuration of the Tollgate service.
@@ -226,6 +227,19 @@ pub(super) enum OnStoreFailure {
     Local,
 }
 
+/// How a limit is kept that many nodes share through a store.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ConsistencyName {
+    /// Every check is decided by the store.
+    Strict,
+    /// Nodes borrow permits from the store and decide by themselves; never more than the limit, in any interval. Limits that are
+    /// too small for that, logs and queues stay strict: `config check` says so.
+    Lease,
+    /// The same with a little less care: a burst can be larger by what `config check` says.
+    LeaseFast,
+}
+
 /// The plain REST API.
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
@@ -235,6 +249,8 @@ pub(super) struct Api {
     pub token_file: Option<PathBuf>,
     /// Networks whose callers need no token.
     pub trusted_callers: Vec<NetworkText>,
+    /// For every limit that does not say it itself.
+    pub consistency: ConsistencyName,
     /// For every limit that does not say it itself.
     pub on_store_failure: OnStoreFailure,
     /// Whether what `local` has admitted is taken from the store's state afterwards, into bounded debt.
@@ -249,144 +265,10 @@ impl Default for Api {
             defaults: Defaults::default(),
             token_file: None,
             trusted_callers: Vec::new(),
+            consistency: ConsistencyName::Strict,
             on_store_failure: OnStoreFailure::Open,
             settle_debt: false,
             closed_status: 503,
-        }
-    }
-}
-
-/// The limit of each algorithm.
-#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Defaults {
-    pub token_bucket: TokenBucketFields,
-    pub leaky_bucket: LeakyBucketFields,
-    pub fixed_window: WindowFields,
-    pub sliding_window: WindowFields,
-    pub sliding_window_counter: CounterFields,
-}
-
-/// TOKEN_BUCKET: bursts up to the capacity, the refill rate in the long run.
-#[derive(Deserialize, Serialize, JsonSchema, Debug)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct TokenBucketFields {
-    pub capacity: u64,
-    pub refill_rate: RateText,
-    pub refill: Refill,
-    /// What happens if the store does not decide; as `api.on_store_failure` by default.
-    pub on_store_failure: Option<OnStoreFailure>,
-    /// As `api.settle_debt` by default.
-    pub settle_debt: Option<bool>,
-    /// For one check, in place of `redis.deadline`.
-    pub deadline: Option<DurationText>,
-}
-
-impl Default for TokenBucketFields {
-    fn default() -> Self {
-        Self {
-            capacity: 100,
-            refill_rate: RateText(Rate::per_second(10)),
-            refill: Refill::Greedy,
-            on_store_failure: None,
-            settle_debt: None,
-            deadline: None,
-        }
-    }
-}
-
-/// How tokens come back.
-#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Refill {
-    /// Evenly.
-    Greedy,
-    /// All of a period at its end.
-    Interval,
-}
-
-/// LEAKY_BUCKET: water that drains evenly.
-#[derive(Deserialize, Serialize, JsonSchema, Debug)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct LeakyBucketFields {
-    pub size: u64,
-    pub outflow: RateText,
-    /// What happens if the store does not decide; as `api.on_store_failure` by default.
-    pub on_store_failure: Option<OnStoreFailure>,
-    /// As `api.settle_debt` by default.
-    pub settle_debt: Option<bool>,
-    /// For one check, in place of `redis.deadline`.
-    pub deadline: Option<DurationText>,
-}
-
-impl Default for LeakyBucketFields {
-    fn default() -> Self {
-        Self {
-            size: 100,
-            outflow: RateText(Rate::per_second(10)),
-            on_store_failure: None,
-            settle_debt: None,
-            deadline: None,
-        }
-    }
-}
-
-/// FIXED_WINDOW and SLIDING_WINDOW: so many per window.
-#[derive(Deserialize, Serialize, JsonSchema, Debug)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct WindowFields {
-    pub limit: RateText,
-    /// Whether denied requests count too, up to the limit.
-    pub count_denied: bool,
-    /// What happens if the store does not decide; as `api.on_store_failure` by default.
-    pub on_store_failure: Option<OnStoreFailure>,
-    /// As `api.settle_debt` by default.
-    pub settle_debt: Option<bool>,
-    /// For one check, in place of `redis.deadline`.
-    pub deadline: Option<DurationText>,
-}
-
-impl Default for WindowFields {
-    fn default() -> Self {
-        Self {
-            limit: RateText(Rate::per_minute(100)),
-            count_denied: false,
-            on_store_failure: None,
-            settle_debt: None,
-            deadline: None,
-        }
-    }
-}
-
-/// SLIDING_WINDOW_COUNTER: counts instead of a log.
-#[derive(Deserialize, Serialize, JsonSchema, Debug)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct CounterFields {
-    pub limit: RateText,
-    /// Into how many parts the window is cut: 1 by default, 10 if `strict`.
-    pub sub_buckets: Option<u32>,
-    /// Never more than the limit in any trailing window, at the price of denying a little too long.
-    pub strict: bool,
-    /// Whether denied requests count too, up to the limit.
-    pub count_denied: bool,
-    /// What happens if the store does not decide; as `api.on_store_failure` by default.
-    pub on_store_failure: Option<OnStoreFailure>,
-    /// As `api.settle_debt` by default.
-    pub settle_debt: Option<bool>,
-    /// For one check, in place of `redis.deadline`.
-    pub deadline: Option<DurationText>,
-}
-
-impl Default for CounterFields {
-    fn default() -> Self {
-        Self {
-            limit: RateText(Rate::per_minute(100)),
-            sub_buckets: None,
-            strict: false,
-            count_denied: false,
-            on_store_failure: None,
-            settle_debt: None,
-            deadline: None,
         }
     }
 }

@@ -1,9 +1,8 @@
 //! What happens while the store does not decide, from what was written of it.
 
-use tollgate::{BreakerConfig, BreakerError, FailureMode, GuardConfig, MemoryConfig, OnFailure, TokenBucket};
+use tollgate::{BreakerConfig, BreakerError, GuardConfig, MemoryConfig, TokenBucket};
 
-use super::file::{self, Api, OnStoreFailure};
-use super::text::DurationText;
+use super::file;
 
 /// Half a gigabyte: an outage must not be the time at which a node finds out that its machine is too small.
 const LOCAL_KEYS_MAX: u64 = 10_000_000;
@@ -41,22 +40,4 @@ pub(super) fn breaker(breaker: &file::Breaker, report: &mut dyn FnMut(&str, Stri
         report(field, why.to_string());
         BreakerConfig::default()
     })
-}
-
-/// What a limit asks of the guard: what it says itself, or what the API says for all.
-pub(super) fn on_failure(
-    api: &Api,
-    mode: Option<OnStoreFailure>,
-    settle: Option<bool>,
-    deadline: Option<DurationText>,
-) -> OnFailure {
-    OnFailure {
-        mode: match mode.unwrap_or(api.on_store_failure) {
-            OnStoreFailure::Open => FailureMode::Open,
-            OnStoreFailure::Closed => FailureMode::Closed,
-            OnStoreFailure::Local => FailureMode::Local,
-        },
-        settle: settle.unwrap_or(api.settle_debt),
-        deadline: deadline.map(|deadline| deadline.0),
-    }
 }

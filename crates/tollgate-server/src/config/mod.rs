@@ -6,6 +6,7 @@
 mod file;
 mod guard;
 mod layers;
+mod limits;
 mod store;
 mod text;
 mod tree;
@@ -17,13 +18,10 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
-use tollgate::{
-    FixedWindow, GuardConfig, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, MemoryConfig,
-    OnFailure, RedisConfig, SlidingCounter, SlidingLog, TokenBucket,
-};
+use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 
+use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
-use self::file::{Api, ConfigFile, Refill};
 use self::layers::Layers;
 use self::text::NetworkText;
 pub use self::tree::Position;
@@ -39,8 +37,8 @@ pub struct Config {
     pub store: Store,
     /// What happens while the store does not decide.
     pub guard: GuardConfig,
-    /// The limits of the plain API, one for each algorithm, and what each asks of the guard.
-    pub limits: Vec<(Limit, OnFailure)>,
+    /// The limits of the plain API, one for each algorithm, and how each is kept in a store.
+    pub limits: Vec<(Limit, LimitSettings)>,
     /// The status of a check that is refused because the store does not decide.
     pub closed_status: u16,
     /// SHA-256 of the tokens that callers may show.
@@ -55,6 +53,13 @@ pub struct Config {
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
+}
+
+impl Config {
+    /// What there is to know about the limits beyond what was written.
+    pub fn remarks(&self) -> Vec<String> {
+        self.limits.iter().filter_map(limits::explain).collect()
+    }
 }
 
 /// Where the state of all keys is kept.
@@ -244,7 +249,7 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         admin_listen: file.admin.listen.0,
         store: store::validate(file, report),
         guard: guard::validate(&file.guard, report),
-        limits: limits(&file.api, report),
+        limits: limits::validate(&file.api, report),
         closed_status: file.api.closed_status,
         token_digests,
         trusted_callers: networks(&file.api.trusted_callers),
@@ -302,74 +307,6 @@ fn read_tokens(path: &Path) -> Result<Vec<[u8; 32]>, String> {
         ));
     }
     Ok(tokens.into_iter().map(|token| Sha256::digest(token).into()).collect())
-}
-
-/// A log keeps an entry for every admission: beyond this, a window belongs in a counter.
-const LOG_LIMIT_MAX: u64 = 100_000;
-
-fn limits(api: &Api, report: &mut dyn FnMut(&str, String)) -> Vec<(Limit, OnFailure)> {
-    let defaults = &api.defaults;
-    let bucket = &defaults.token_bucket;
-    let leaky = &defaults.leaky_bucket;
-    let window = &defaults.fixed_window;
-    let log = &defaults.sliding_window;
-    let counter = &defaults.sliding_window_counter;
-    let sub_buckets = counter.sub_buckets.unwrap_or(if counter.strict { 10 } else { 1 });
-    if log.limit.0.permits() > LOG_LIMIT_MAX {
-        report(
-            "api.defaults.sliding_window.limit",
-            format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"),
-        );
-    }
-    let made: [(&str, Result<Limit, LimitError>); 5] = [
-        (
-            "api.defaults.token_bucket",
-            match bucket.refill {
-                Refill::Greedy => {
-                    TokenBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::TokenBucket)
-                }
-                Refill::Interval => {
-                    IntervalBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::IntervalBucket)
-                }
-            },
-        ),
-        (
-            "api.defaults.leaky_bucket",
-            LeakyBucket::new(leaky.size, leaky.outflow.0, LeakyMode::Meter).map(Limit::LeakyBucket),
-        ),
-        (
-            "api.defaults.fixed_window",
-            FixedWindow::new(window.limit.0)
-                .map(|it| Limit::FixedWindow(it.counting_denied(window.count_denied))),
-        ),
-        (
-            "api.defaults.sliding_window",
-            SlidingLog::new(log.limit.0).map(|it| Limit::SlidingLog(it.counting_denied(log.count_denied))),
-        ),
-        (
-            "api.defaults.sliding_window_counter",
-            SlidingCounter::new(counter.limit.0, sub_buckets, counter.strict)
-                .map(|it| Limit::SlidingCounter(it.counting_denied(counter.count_denied))),
-        ),
-    ];
-    let on_failure = [
-        guard::on_failure(api, bucket.on_store_failure, bucket.settle_debt, bucket.deadline),
-        guard::on_failure(api, leaky.on_store_failure, leaky.settle_debt, leaky.deadline),
-        guard::on_failure(api, window.on_store_failure, window.settle_debt, window.deadline),
-        guard::on_failure(api, log.on_store_failure, log.settle_debt, log.deadline),
-        guard::on_failure(api, counter.on_store_failure, counter.settle_debt, counter.deadline),
-    ];
-    let mut limits = Vec::with_capacity(made.len());
-    for ((field, limit), on_failure) in made.into_iter().zip(on_failure) {
-        if on_failure.deadline.is_some_and(|deadline| deadline < Duration::from_millis(1)) {
-            report(&format!("{field}.deadline"), "at least 1ms".to_owned());
-        }
-        match limit {
-            Ok(limit) => limits.push((limit, on_failure)),
-            Err(why) => report(field, why.to_string()),
-        }
-    }
-    limits
 }
 
 /// The file that is named on the command line or in the environment; none is read unless named.

@@ -118,7 +118,7 @@ fn schemas() -> Value {
             "enum": ["TOKEN_BUCKET", "LEAKY_BUCKET", "FIXED_WINDOW", "SLIDING_WINDOW", "SLIDING_WINDOW_COUNTER"]
         },
         "Key": { "type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[^{}\\x00-\\x1f\\x7f]+$", "examples": ["user:123"] },
-        "Basis": { "enum": ["exact", "local", "open", "closed"] },
+        "Basis": { "enum": ["exact", "leased", "local", "open", "closed"] },
         "CheckRequest": {
             "type": "object", "additionalProperties": false,
             "properties": {

@@ -109,6 +109,9 @@ pub struct LimitSettings {
     pub consistency: Consistency,
     /// The most permits that one node borrows of one key; all of them if not set.
     pub lease_ceiling: Option<u64>,
+    /// Whether keys count as used up when a server takes over from another, until everything that may have been lost with the
+    /// other one has come back.
+    pub failover_guard: bool,
     /// What happens while the store does not decide.
     pub on_failure: OnFailure,
 }
@@ -255,9 +258,13 @@ impl Guard {
         if let Some(deadline) = on_failure.deadline {
             limiter = limiter.with_deadline(deadline);
         }
+        let terms = settings.lease_terms(&limit).ok();
+        if settings.failover_guard {
+            limiter = limiter.guarding_failovers(terms.map_or(Micros::ZERO, |terms| terms.life()));
+        }
         let local = &self.0.shared.local;
         let book = on_failure.settle.then(|| local.limiter(&format!("{scope} owed"), limit)).transpose()?;
-        let leases = settings.lease_terms(&limit).ok().map(|terms| LeaseLimiter::new(limiter.clone(), terms));
+        let leases = terms.map(|terms| LeaseLimiter::new(limiter.clone(), terms));
         if let Some(leases) = &leases {
             let mut lessees = self.0.shared.lessees.lock();
             lessees.retain(|other| other.upgrade().is_some());

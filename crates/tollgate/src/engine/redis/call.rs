@@ -6,16 +6,18 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
-use tollgate_core::{Limit, Outcome};
+use tollgate_core::{Limit, Micros, Outcome};
 
 use super::Inner;
 use super::driver::Tasks;
 use super::error::StoreError;
 use super::lines::{Batch, Done, Lent, LineKey, Remembered, Step};
+use super::node::Bearings;
 use super::replay::{Told, out_of_turn, replay};
 use super::routes::Reply;
-use super::script::{self, Change, Question};
+use super::script::{self, Change, Doubt, Question};
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
 pub(super) struct Call {
@@ -24,6 +26,8 @@ pub(super) struct Call {
     pub(super) line: LineKey,
     /// For each call.
     pub(super) deadline: Duration,
+    /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
+    pub(super) distrust: Option<Micros>,
 }
 
 impl Call {
@@ -87,7 +91,9 @@ impl Call {
         let change = match steps {
             [Step::Reset] => self.inner.call(key, slot, deadline, |_| script::forget(key)).await,
             [Step::Change(it)] => {
-                self.inner.call(key, slot, deadline, |now| script::change(limit, logs, key, *it, now)).await
+                let say =
+                    |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.distrust, to), to.now);
+                self.inner.call(key, slot, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
         };
@@ -114,14 +120,20 @@ impl Call {
             .collect();
         // Leases end so long after this, on a clock that goes on while the machine is suspended.
         let asked = self.inner.own_clock.exact_now();
-        let called =
-            self.inner.call(key, slot, deadline, |now| script::ask(limit, logs, key, &questions, now)).await;
+        // That of the server that has answered: each one that is tried has its own.
+        let doubt = Mutex::new(None);
+        let say = |to: Bearings| {
+            let doubted = Doubt::of(limit, self.distrust, to);
+            *doubt.lock() = doubted;
+            script::ask(limit, logs, key, &questions, doubted, to.now)
+        };
+        let called = self.inner.call(key, slot, deadline, say).await;
         let Reply { value, sent, received } = match called {
             Ok(reply) => reply,
             Err(why) => return (Err(why), None),
         };
         self.inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
-        match replay(limit, &questions, value) {
+        match replay(limit, &questions, doubt.into_inner(), value) {
             Ok(Told { decisions, grant, memory, now }) => {
                 let last_take = questions.iter().rposition(|question| question.takes());
                 let denied = last_take

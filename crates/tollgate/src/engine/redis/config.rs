@@ -1,5 +1,6 @@
 //! Which store, and how it is used.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{ClientTlsConfig, TlsCertificates};
@@ -36,6 +37,9 @@ pub struct RedisConfig {
     pub remember_denials: Duration,
     /// Whether this node says once a second that it lives, and hears how many do: one more key, `rate_limiter:nodes`.
     pub count_nodes: bool,
+    /// Whether limits can be guarded against what a failover loses ([`RedisLimiter::guarding_failovers`](super::RedisLimiter)):
+    /// each new connection asks the server for its history, with INFO.
+    pub watch_failovers: bool,
     /// How sliding logs are kept.
     pub sliding_log: LogStorage,
     /// The time by which everything is decided, instead of the server's own: for tests and replays.
@@ -96,6 +100,7 @@ impl RedisConfig {
             breaker: BreakerConfig::default(),
             remember_denials: Duration::from_millis(80),
             count_nodes: true,
+            watch_failovers: false,
             sliding_log: LogStorage::default(),
             clock: None,
         }
@@ -118,6 +123,7 @@ impl RedisConfig {
             connect_timeout: self.connect_timeout,
             connections: self.connections,
             breaker: self.breaker,
+            takeovers: self.watch_failovers.then(Arc::default),
             patience: self.deadline,
             primaries_only: matches!(self.url.shape, Shape::Sentinel { .. }),
         }
@@ -128,6 +134,7 @@ impl RedisConfig {
             username: self.sentinel_username.clone(),
             password: self.sentinel_password.clone(),
             database: 0,
+            takeovers: None,
             ..self.entry()
         }
     }

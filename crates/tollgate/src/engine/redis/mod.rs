@@ -18,6 +18,7 @@ mod routes;
 mod script;
 mod several;
 mod slot;
+mod takeover;
 mod url;
 
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 use tollgate_core::lease::Lease;
-use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Standing, Timestamp};
+use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Micros, Standing, Timestamp};
 
 use self::call::{Call, Leading};
 pub use self::config::{LogStorage, RedisConfig, TlsConfig};
@@ -38,6 +39,7 @@ pub use self::error::StoreError;
 use self::late::within;
 pub use self::lines::Lent;
 use self::lines::{Done, Entered, LineKey, Lines, Remembering, Step};
+use self::node::Bearings;
 use self::presence::Presence;
 pub use self::routes::ServerStatus;
 use self::routes::{Reply, Routes};
@@ -149,6 +151,7 @@ impl RedisEngine {
             limit,
             id,
             deadline: self.0.deadline,
+            distrust: None,
             prefix: format!("{KEY_PREFIX}:{scope}{}:", self.0.logs.suffix(&limit)).into(),
         }
     }
@@ -228,12 +231,12 @@ impl Inner {
         key: &str,
         slot: u16,
         deadline: Instant,
-        command: impl Fn(Option<Timestamp>) -> Command,
+        command: impl Fn(Bearings) -> Command,
     ) -> Result<Reply, StoreError> {
         let handed_in = self.clock.as_ref().map(Clock::now);
-        let called = self
-            .routes
-            .call(key, slot, self.lines.hash(key), deadline, |estimated| command(handed_in.or(estimated)));
+        let called = self.routes.call(key, slot, self.lines.hash(key), deadline, |bearings| {
+            command(Bearings { now: handed_in.or(bearings.now), ..bearings })
+        });
         let called = called.await;
         if !matches!(called, Err(StoreError::BreakerOpen { .. })) {
             self.counters.calls.fetch_add(1, Ordering::Relaxed);
@@ -251,6 +254,8 @@ pub struct RedisLimiter {
     id: u32,
     prefix: Arc<str>,
     deadline: Duration,
+    /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
+    distrust: Option<Micros>,
 }
 
 impl RedisLimiter {
@@ -268,6 +273,14 @@ impl RedisLimiter {
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// The same limiter, for which a key counts as used up when a server takes over from another or starts again, until everything
+    /// that may have been lost has come back; where permits are lent for `life`, that much later. Only if the engine looks
+    /// ([`RedisConfig::watch_failovers`]). Logs keep every admission and have no such guard.
+    #[must_use]
+    pub fn guarding_failovers(self, life: Micros) -> Self {
+        Self { distrust: Some(life), ..self }
     }
 
     /// Takes `permits`, now or not at all.
@@ -394,8 +407,13 @@ impl RedisLimiter {
             }
             Entered::Lead => {
                 let line = LineKey { limiter: self.id, key };
-                let call =
-                    Call { inner: Arc::clone(&self.inner), limit: self.limit, line, deadline: self.deadline };
+                let call = Call {
+                    inner: Arc::clone(&self.inner),
+                    limit: self.limit,
+                    line,
+                    deadline: self.deadline,
+                    distrust: self.distrust,
+                };
                 Leading { call: Some(Box::pin(call.lead(step, deadline))), tasks: self.inner.tasks.clone() }
                     .await
             }

@@ -20,6 +20,7 @@ use tollgate_core::{BreakerConfig, Timestamp};
 use super::error::{StoreError, connect_error, is_refusal};
 use super::fuse::Fuse;
 use super::script::{SCRIPTS, Script};
+use super::takeover::{Takeover, Takeovers};
 use super::url::Address;
 
 /// How to enter servers.
@@ -39,6 +40,8 @@ pub(super) struct Entry {
     pub(super) breaker: BreakerConfig,
     /// A server that does not answer within this is too slow.
     pub(super) patience: Duration,
+    /// Histories that were met, if they are looked at.
+    pub(super) takeovers: Option<Arc<Takeovers>>,
 }
 
 /// Commands that a connection takes up before the next one waits: a batch that one write carries.
@@ -106,6 +109,8 @@ pub(super) struct Node {
     pub(super) name: Arc<str>,
     entry: Arc<Entry>,
     lanes: Box<[Lane]>,
+    /// Since when it writes its own history, if that is looked at.
+    takeover: Mutex<Option<Takeover>>,
     /// Where scripts may not read the time: the last that the server told, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
@@ -141,6 +146,15 @@ enum LaneState {
     Closed(StoreError),
 }
 
+/// What a command must know of the server that it goes to.
+#[derive(Clone, Copy)]
+pub(super) struct Bearings {
+    /// The time, where a script may not read it.
+    pub(super) now: Option<Timestamp>,
+    /// Since when it writes its own history, if that is looked at.
+    pub(super) takeover: Option<Takeover>,
+}
+
 /// A connection on loan for one call.
 pub(super) struct Borrowed {
     pub(super) connection: MultiplexedConnection,
@@ -165,6 +179,7 @@ impl Node {
             lanes: (0..entry.connections.max(1)).map(lane).collect(),
             entry,
             clock: Mutex::new(None),
+            takeover: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
             loaded: SCRIPTS.all().map(|_| tokio::sync::Mutex::default()).collect(),
             asked: Mutex::new(None),
@@ -258,8 +273,13 @@ impl Node {
         Err(why)
     }
 
+    /// What a command must know of the server.
+    pub(super) fn bearings(&self) -> Bearings {
+        Bearings { now: self.estimated_now(), takeover: *self.takeover.lock() }
+    }
+
     /// The server's time for a script that may not read it; never ahead of it.
-    pub(super) fn estimated_now(&self) -> Option<Timestamp> {
+    fn estimated_now(&self) -> Option<Timestamp> {
         if !self.is_clock_estimated.load(Ordering::Relaxed) {
             return None;
         }
@@ -371,6 +391,7 @@ impl Node {
             }
             load(&mut connection, SCRIPTS.all()).await?;
             self.probe_clock(&mut connection).await?;
+            self.look_at_history(&mut connection).await;
             self.warn_of_eviction(&mut connection).await;
             Ok(connection)
         };
@@ -449,6 +470,17 @@ impl Node {
             redis::from_redis_value(single(connection.send_packed_command(&time).await)?)?;
         *self.clock.lock() = Some((secs * 1_000_000 + us, Instant::now()));
         Ok(())
+    }
+
+    /// Finds out since when the server writes its own history. Whoever may not ask is told, once a connection.
+    async fn look_at_history(&self, connection: &mut MultiplexedConnection) {
+        let Some(takeovers) = &self.entry.takeovers else { return };
+        match takeovers.look(connection).await {
+            Ok(takeover) => *self.takeover.lock() = takeover,
+            Err(why) => {
+                tracing::warn!(server = %self.name, "a failover would go unnoticed (failover_guard): {why}");
+            }
+        }
     }
 
     /// Under `allkeys-*` the server drops limits silently when its memory is full. Only a warning: the user may not be

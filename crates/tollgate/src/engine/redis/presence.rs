@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::{Instant, sleep};
 
-use super::node::jittered;
+use super::node::{Bearings, jittered};
 use super::routes::Routes;
 use super::{KEY_PREFIX, script};
 
@@ -56,7 +56,7 @@ impl Presence {
     pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
         let key = format!("{KEY_PREFIX}:nodes");
         loop {
-            let say = |now| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, now);
+            let say = |to: Bearings| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
             if let Some(Value::Int(nodes)) = routes.tell(&key, Instant::now() + SAY_WITHIN, say).await {
                 self.hear(u32::try_from(nodes).unwrap_or(u32::MAX), Instant::now());
             }

@@ -12,7 +12,7 @@ use tollgate_core::{
 };
 
 use super::error::StoreError;
-use super::script::{Question, Wanted, is_sent, now_or_not, wanted};
+use super::script::{Check, Doubt, Question, Wanted, is_sent, now_or_not, wanted};
 
 /// What a call told.
 pub(super) struct Told {
@@ -38,7 +38,12 @@ pub(super) enum Memory {
 }
 
 /// Plays questions through the state that a script has answered with.
-pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Result<Told, StoreError> {
+pub(super) fn replay(
+    limit: &Limit,
+    questions: &[Question],
+    doubt: Option<Doubt>,
+    answer: Value,
+) -> Result<Told, StoreError> {
     let mut answer = Answer::new(answer)?;
     let (admitted, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
     let (told, taken) = match limit {
@@ -48,7 +53,7 @@ pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Re
         | Limit::LeakyBucket(_)
         | Limit::FixedWindow(_)
         | Limit::SlidingCounter(_) => {
-            let mut state = stored_state(limit, &mut answer, now)?;
+            let mut state = believed_state(limit, &mut answer, now, doubt)?;
             let mut decisions = Vec::with_capacity(questions.len());
             let mut taken = 0;
             for question in questions {
@@ -81,7 +86,8 @@ pub(super) fn replay(limit: &Limit, questions: &[Question], answer: Value) -> Re
 
 /// Plays one take from each of several limits, all of them or none. Says whether all were taken.
 pub(super) fn replay_several(
-    checks: &[(&Limit, &str, u64)],
+    checks: &[Check<'_>],
+    doubts: &[Option<Doubt>],
     answer: Value,
 ) -> Result<(bool, Vec<Decision>), StoreError> {
     let Value::Array(answers) = answer else { return Err(StoreError::protocol("no list of answers")) };
@@ -90,34 +96,51 @@ pub(super) fn replay_several(
     }
     // Each answer as if it were alone, taken or not.
     let mut looked = Vec::with_capacity(checks.len());
-    for ((limit, _, cost), answer) in checks.iter().zip(answers) {
+    for ((check, doubt), answer) in checks.iter().zip(doubts).zip(answers) {
         let before = answer.clone();
-        let taken = replay(limit, &[Question::Take(now_or_not(*cost))], answer)?;
+        let taken = replay(check.limit, &[Question::Take(now_or_not(check.cost))], *doubt, answer)?;
         looked.push((before, taken.decisions[0]));
     }
     let all = looked.iter().all(|(_, decision)| decision.is_admitted());
-    let decisions = checks.iter().zip(looked).map(|((limit, ..), (before, taken))| {
+    let decisions = checks.iter().zip(doubts).zip(looked).map(|((check, doubt), (before, taken))| {
         if all || !taken.is_admitted() {
             return Ok(taken);
         }
         // Would have been admitted, and was not taken: it stands as it stood.
-        let untouched = standing_before(limit, before)?;
+        let untouched = standing_before(check.limit, *doubt, before)?;
         Ok(Decision { remaining: untouched.remaining, reset: untouched.reset, ..taken })
     });
     Ok((all, decisions.collect::<Result<_, StoreError>>()?))
 }
 
-fn standing_before(limit: &Limit, answer: Value) -> Result<Standing, StoreError> {
+fn standing_before(limit: &Limit, doubt: Option<Doubt>, answer: Value) -> Result<Standing, StoreError> {
     let mut answer = Answer::new(answer)?;
     let (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
     if let Limit::SlidingLog(_) = limit {
         return Ok(LogView::read(&mut answer)?.standing(limit, now));
     }
-    Ok(limit.standing(&stored_state(limit, &mut answer, now)?, now))
+    Ok(limit.standing(&believed_state(limit, &mut answer, now, doubt)?, now))
 }
 
 fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
     Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at }
+}
+
+/// The state that stored fields stand for, as far as they are believed.
+fn believed_state(
+    limit: &Limit,
+    answer: &mut Answer,
+    now: Timestamp,
+    doubt: Option<Doubt>,
+) -> Result<State, StoreError> {
+    let Some(Doubt { since, life }) = doubt else { return stored_state(limit, answer, now) };
+    // A key that is not there may have been there.
+    let mut state = match answer.is_without_state() {
+        true => limit.fresh(Timestamp::default()),
+        false => stored_state(limit, answer, now)?,
+    };
+    limit.distrust(&mut state, now, since, life);
+    Ok(state)
 }
 
 /// The state that stored fields stand for, by the same bounds as in the scripts.

@@ -8,13 +8,13 @@ use parking_lot::RwLock;
 use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
-use tollgate_core::{BreakerState, Timestamp};
+use tollgate_core::BreakerState;
 
 use super::driver::Tasks;
 use super::error::{Fault, Redirect, StoreError, fault};
 use super::fuse::Crossing;
 use super::late::within;
-use super::node::{Entry, Node, single};
+use super::node::{Bearings, Entry, Node, single};
 use super::script::Command;
 use super::slot::{SLOTS, slot_of};
 use super::url::{Address, Shape};
@@ -146,7 +146,7 @@ impl Routes {
         slot: u16,
         hash: u64,
         deadline: Instant,
-        command: impl Fn(Option<Timestamp>) -> Command,
+        command: impl Fn(Bearings) -> Command,
     ) -> Result<Reply, StoreError> {
         let begun = Instant::now();
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
@@ -172,7 +172,7 @@ impl Routes {
                     return Err(why);
                 }
             };
-            let Command { said, script } = command(at.estimated_now());
+            let Command { said, script } = command(at.bearings());
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
             let answer = within(deadline, async {
@@ -285,11 +285,11 @@ impl Routes {
         &self,
         key: &str,
         deadline: Instant,
-        command: impl Fn(Option<Timestamp>) -> Command,
+        command: impl Fn(Bearings) -> Command,
     ) -> Option<Value> {
         let node = self.node(self.slot(key), deadline).await.ok()?;
         let mut borrowed = node.borrow(0, deadline).await.ok()?;
-        let Command { said, script } = command(node.estimated_now());
+        let Command { said, script } = command(node.bearings());
         for _ in 0..2 {
             let sent = Instant::now();
             let answer = timeout_at(deadline, borrowed.connection.send_packed_command(&said)).await.ok()?;

@@ -6,6 +6,7 @@ use redis::Cmd;
 use tollgate_core::{Ask, LeakyMode, LeaseTerms, Limit, Micros, Timestamp, TokenBucket};
 
 use super::LogStorage;
+use super::node::Bearings;
 
 /// A script by its text and by the name under which servers keep it.
 pub(super) struct Script {
@@ -141,6 +142,29 @@ pub(super) enum Change {
     },
 }
 
+/// What is not believed of a key: what was written before a server took over may be lost, leases of some life among it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Doubt {
+    pub(super) since: Timestamp,
+    pub(super) life: Micros,
+}
+
+impl Doubt {
+    /// What is not believed of the keys of a server, for a limit whose permits are lent for `life` and that wants to know.
+    pub(super) fn of(limit: &Limit, distrust: Option<Micros>, server: Bearings) -> Option<Self> {
+        let life = distrust?;
+        let horizon = Micros::new(limit.horizon().get().saturating_add(life.get()));
+        let since = server.takeover?.within(horizon)?;
+        Some(Self { since, life })
+    }
+
+    fn numbers(self) -> Vec<u8> {
+        let mut numbers = Numbers(Vec::with_capacity(16));
+        numbers.add([self.since.as_micros() as i64, self.life.get().min(1 << 52) as i64]);
+        numbers.0
+    }
+}
+
 /// Equal questions in a row. A run of none only looks.
 struct Run {
     cost: u64,
@@ -270,6 +294,7 @@ pub(super) fn ask(
     logs: LogStorage,
     key: &str,
     questions: &[Question],
+    doubt: Option<Doubt>,
     now: Option<Timestamp>,
 ) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
@@ -284,6 +309,11 @@ pub(super) fn ask(
         // Nobody has more permits to lend, and nobody cuts them into more parts.
         numbers.add([wanted.permits, wanted.parts, life].map(|number| number.min(1 << 52) as i64));
         command.said.arg(numbers.0);
+    } else if doubt.is_some() {
+        command.said.arg("");
+    }
+    if let Some(doubt) = doubt {
+        command.said.arg(doubt.numbers());
     }
     command
 }
@@ -302,6 +332,7 @@ pub(super) fn change(
     logs: LogStorage,
     key: &str,
     change: Change,
+    doubt: Option<Doubt>,
     now: Option<Timestamp>,
 ) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
@@ -311,16 +342,19 @@ pub(super) fn change(
     match change {
         Change::Refund { permits, at } => {
             numbers.add([cut(permits), at.as_micros() as i64]);
-            command.said.arg("refund").arg(numbers.0);
+            command.said.arg("refund").arg(numbers.0).arg("");
         }
         Change::Charge { permits } => {
             numbers.add([cut(permits)]);
-            command.said.arg("charge").arg(numbers.0);
+            command.said.arg("charge").arg(numbers.0).arg("");
         }
         Change::Return { permits, at, number, terms } => {
             numbers.add([cut(permits), at.as_micros() as i64, i64::from(terms.counts_out())]);
             command.said.arg("return").arg(numbers.0).arg(number);
         }
+    }
+    if let Some(doubt) = doubt {
+        command.said.arg(doubt.numbers());
     }
     command
 }
@@ -330,18 +364,29 @@ pub(super) const fn now_or_not(cost: u64) -> Ask {
     Ask::of(cost).within(Micros::ZERO)
 }
 
+/// One of several limits, and how much of it is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Check<'a> {
+    pub(super) limit: &'a Limit,
+    pub(super) key: &'a str,
+    pub(super) cost: u64,
+    pub(super) distrust: Option<Micros>,
+}
+
 /// The call that takes from several limits or from none.
 pub(super) fn ask_several(
-    checks: &[(&Limit, &str, u64)],
+    checks: &[Check],
+    doubts: &[Option<Doubt>],
     logs: LogStorage,
     now: Option<Timestamp>,
 ) -> Command {
-    let keys: Vec<_> = checks.iter().map(|(_, key, _)| *key).collect();
+    let keys: Vec<_> = checks.iter().map(|check| check.key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, now);
-    for (limit, _, cost) in checks {
+    for (Check { limit, cost, .. }, doubt) in checks.iter().zip(doubts) {
         let mut numbers = Numbers::of(limit);
         numbers.add_run(&Run { cost: *cost, wait: 0, count: 1 });
         command.said.arg(BODIES[home(limit, logs)].0).arg(numbers.0);
+        command.said.arg(doubt.map(Doubt::numbers).unwrap_or_default());
     }
     command
 }

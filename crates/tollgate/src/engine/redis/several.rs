@@ -2,11 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
-use tollgate_core::{Decision, Limit};
+use tollgate_core::Decision;
 
 use super::error::StoreError;
+use super::node::Bearings;
 use super::replay::replay_several;
+use super::script::{Check, Doubt};
 use super::{CHECKS_MAX, Inner, RedisEngine, RedisLimiter, script};
 
 impl RedisEngine {
@@ -62,7 +65,11 @@ impl RedisEngine {
             }
             let part: Vec<_> = numbers
                 .iter()
-                .map(|number| (&checks[*number].0.limit, &*keys[*number], checks[*number].2))
+                .map(|number| {
+                    let (limiter, _, cost) = checks[*number];
+                    let (limit, distrust) = (&limiter.limit, limiter.distrust);
+                    Check { limit, key: &*keys[*number], cost, distrust }
+                })
                 .collect();
             let (all, answers) = match self.0.ask_several(slot, &part, deadline).await {
                 Ok(answers) => answers,
@@ -111,13 +118,21 @@ impl Inner {
     async fn ask_several(
         &self,
         slot: u16,
-        checks: &[(&Limit, &str, u64)],
+        checks: &[Check<'_>],
         deadline: Instant,
     ) -> Result<(bool, Vec<Decision>), StoreError> {
         // An error is told of the first key, whichever of them it was.
-        let key = checks.first().map_or("", |(_, key, _)| *key);
-        let reply = self.call(key, slot, deadline, |now| script::ask_several(checks, self.logs, now)).await?;
+        let key = checks.first().map_or("", |check| check.key);
+        // Those of the server that has answered: each one that is tried has its own.
+        let doubts = Mutex::new(Vec::new());
+        let say = |to: Bearings| {
+            let doubted: Vec<_> = checks.iter().map(|it| Doubt::of(it.limit, it.distrust, to)).collect();
+            let command = script::ask_several(checks, &doubted, self.logs, to.now);
+            *doubts.lock() = doubted;
+            command
+        };
+        let reply = self.call(key, slot, deadline, say).await?;
         self.counters.asked.fetch_add(checks.len() as u64, Ordering::Relaxed);
-        replay_several(checks, reply.value).inspect_err(|why| self.count_failure(why))
+        replay_several(checks, &doubts.into_inner(), reply.value).inspect_err(|why| self.count_failure(why))
     }
 }

@@ -73,23 +73,34 @@ if stored[1] or stored[2] or stored[3] then
     epoch = ceil(ceil(whole(since) / tick) / life)
     out, before = min(whole(lent), size), min(whole(earlier), size)
   end
-  if at - now_tick > fill_ticks then
-    -- A clock that was set back by more than a horizon: empty, dated now, and kept so even by a denial.
-    at, level, redated = now_tick, min(level, 0), true
-  end
-  if out + before > 0 then
-    local current = floor(now_tick / life)
-    if current < epoch then
-      -- A clock that was set back: all that is out counts as lent now.
-      epoch, out, before, redated = current, out + before, 0, true
-    end
-    while epoch < current and out + before > 0 do
-      next_epoch()
-    end
-    epoch = current
-  end
-  refill(now_tick)
 end
+if given(ARGV[5]) then
+  local since, lasting = struct.unpack('>i8i8', ARGV[5])
+  since = floor(since / tick)
+  if not stored[3] or at < since then
+    -- Empty when the server took over, and what flows while lost leases may be spent is owed.
+    local refilled = not stored[3] or since - at >= ceil((full - level) / flow)
+    local owed = ceil(min(lasting, fill_ticks * tick) / tick) * flow
+    level = max(-full - flow, min(refilled and full or level + (since - at) * flow, -owed))
+    at = since
+  end
+end
+if at - now_tick > fill_ticks then
+  -- A clock that was set back by more than a horizon: empty, dated now, and kept so even by a denial.
+  at, level, redated = now_tick, min(level, 0), true
+end
+if out + before > 0 then
+  local current = floor(now_tick / life)
+  if current < epoch then
+    -- A clock that was set back: all that is out counts as lent now.
+    epoch, out, before, redated = current, out + before, 0, true
+  end
+  while epoch < current and out + before > 0 do
+    next_epoch()
+  end
+  epoch = current
+end
+refill(now_tick)
 
 local admitted, changed = 0, false
 if op == 'ask' or op == 'look' then
@@ -125,7 +136,7 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if ARGV[4] then
+  if given(ARGV[4]) then
     local wanted, parts, lasting = struct.unpack('>i8i8i8', ARGV[4])
     local lent = max(0, min(wanted, ceil(floor(level / unit) / parts)))
     changed = changed or redated and wanted > 0

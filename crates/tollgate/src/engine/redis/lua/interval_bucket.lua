@@ -17,6 +17,15 @@ if stored[1] or stored[2] then
   tokens, last = max(-capacity - refill, min(whole(stored[1]), capacity)), whole(stored[2])
 end
 
+if given(ARGV[5]) then
+  local since = struct.unpack('>i8', ARGV[5])
+  if not stored[2] or last < since then
+    -- Empty when the server took over.
+    local periods = floor((since - last) / period)
+    local refilled = not stored[2] or periods >= ceil((capacity - tokens) / refill)
+    tokens, last = min(refilled and capacity or tokens + periods * refill, 0), since
+  end
+end
 local redated = last - now > horizon
 if redated then
   last, tokens = now, min(tokens, 0)
@@ -50,7 +59,7 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if ARGV[4] then
+  if given(ARGV[4]) then
     local wanted, parts = struct.unpack('>i8i8', ARGV[4])
     local lent = max(0, min(wanted, ceil(tokens / parts)))
     changed = changed or redated and wanted > 0

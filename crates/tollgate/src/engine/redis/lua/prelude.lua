@@ -13,6 +13,8 @@
 --          many parts what is left is cut, of which one is lent; how long it is counted as out, in microseconds (0: it is an
 --          ordinary debit)
 --          return: how many returns there were before, for all that the caller knows
+-- ARGV[5]  nothing, or two numbers: since when this server writes, in microseconds, and how long permits are lent. What was written
+--          before may be lost, and counts as taken.
 --
 -- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before
 -- anything is written: a script that fails has changed nothing.
@@ -35,6 +37,11 @@ local function whole(text, absent)
     error('TOLLGATE foreign value: ' .. string.sub(tostring(text), 1, 64))
   end
   return number
+end
+
+-- Whether there is such an argument.
+local function given(text)
+  return text and text ~= ''
 end
 
 -- What is given back counts once: the second time it is not its turn any more.

@@ -2,12 +2,13 @@
 --
 -- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV.
 -- KEYS     the state of each limit
--- ARGV[2]  for each limit: its algorithm, and its numbers, as its script takes them in ARGV[3]
+-- ARGV[2]  for each limit: its algorithm, and its numbers, as its script takes them in ARGV[3] and in ARGV[5]
 --
 -- Returns the answers of the single limits, in order, as they were before anything was taken.
 local calls, all = {}, true
 for number = 1, #KEYS do
-  local algorithm, arguments = algorithms[ARGV[2 * number]], { '', 'look', ARGV[2 * number + 1] }
+  local algorithm = algorithms[ARGV[3 * number - 1]]
+  local arguments = { '', 'look', ARGV[3 * number], '', ARGV[3 * number + 1] }
   local answer = algorithm({ KEYS[number] }, arguments)
   all = all and answer[1] == 1
   arguments[2] = 'ask'

@@ -41,6 +41,14 @@ if stored[1] then
   end
 end
 
+if given(ARGV[5]) then
+  -- The sub-bucket in which the server took over counts as much as the limit.
+  local since = struct.unpack('>i8', ARGV[5])
+  local index = floor(since / length)
+  if index >= floor(max(since, seen) / length) - buckets then
+    counts[index] = max(counts[index] or 0, limit)
+  end
+end
 local redated = seen - now > window
 if redated then
   local total = 0
@@ -128,7 +136,7 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if ARGV[4] then
+  if given(ARGV[4]) then
     local wanted, parts = struct.unpack('>i8i8', ARGV[4])
     local left = earliest == time and limit - used(time) or 0
     local lent = max(0, min(wanted, ceil(left / parts)))

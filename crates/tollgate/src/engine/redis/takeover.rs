@@ -1,0 +1,70 @@
+//! Servers that have taken over from others, or have started again: what was written before may be lost.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisResult, Value};
+use tokio::time::Instant;
+use tollgate_core::{Micros, Timestamp};
+
+use super::node::single;
+
+/// Histories of data that are remembered. Each failover begins one.
+const HISTORIES_MAX: usize = 1_024;
+
+/// Since when a server writes its own history of the data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Takeover {
+    /// On its clock, as it was read.
+    since: Timestamp,
+    /// When it was read, and how long ago it was then.
+    read: Instant,
+    age: Duration,
+}
+
+impl Takeover {
+    /// Its time, if it is not so long ago that nothing of it matters any more.
+    pub(super) fn within(&self, horizon: Micros) -> Option<Timestamp> {
+        let matters = self.age + self.read.elapsed() < Duration::from(horizon) + Duration::from_secs(1);
+        matters.then_some(self.since)
+    }
+}
+
+/// The histories that this engine has met, by the name that the servers give them.
+#[derive(Default)]
+pub(super) struct Takeovers(Mutex<HashMap<String, Takeover>>);
+
+impl Takeovers {
+    /// Asks a server for its history. A replica that takes over from a primary that was known here begins its own when that is first
+    /// seen, at the latest; any other server began when it started.
+    pub(super) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Takeover>> {
+        let mut ask = Pipeline::new();
+        ask.cmd("INFO").arg("replication").cmd("INFO").arg("server").cmd("TIME");
+        let read = Instant::now();
+        let mut answers = connection.send_packed_commands(&ask, 0, 3).await?.into_iter();
+        let mut next = || single(Ok(answers.next().unwrap_or(Value::Nil)));
+        let replication: String = redis::from_redis_value(next()?)?;
+        let server: String = redis::from_redis_value(next()?)?;
+        let (secs, us): (u64, u64) = redis::from_redis_value(next()?)?;
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.map(|value| value.trim().to_owned())
+        };
+        let Some(history) = field(&replication, "master_replid") else { return Ok(None) };
+        let mut known = self.0.lock();
+        if let Some(takeover) = known.get(&history) {
+            return Ok(Some(*takeover));
+        }
+        let before = field(&replication, "master_replid2").unwrap_or_default();
+        let uptime = field(&server, "uptime_in_seconds").and_then(|secs| secs.parse().ok()).unwrap_or(0);
+        let age = if known.contains_key(&before) { 0 } else { uptime };
+        let since = Timestamp::from_micros((secs * 1_000_000 + us).saturating_sub(age * 1_000_000));
+        let takeover = Takeover { since, read, age: Duration::from_secs(age) };
+        if known.len() < HISTORIES_MAX {
+            known.insert(history, takeover);
+        }
+        Ok(Some(takeover))
+    }
+}
