@@ -141,6 +141,7 @@ async fn exchange(stream: &mut TcpStream, limit: u8, key: u32) -> std::io::Resul
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).ok_or_else(cut_off)?;
         let ground = match header("x-tollgate-basis") {
             Some("exact") => Ground::Exact,
+            Some("leased") => Ground::Leased,
             Some("local") => Ground::Local,
             Some("open") => Ground::Open,
             Some("closed") => Ground::Closed,

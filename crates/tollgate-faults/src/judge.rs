@@ -130,7 +130,7 @@ impl Judge {
     }
 
     /// A decision that is promised of every row.
-    fn common(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
+    pub(crate) fn common(&mut self, expected: impl Display, measured: impl Display, holds: bool) {
         self.decision(expected, measured, holds);
         if let Some(claim) = self.claims.last_mut() {
             claim.common = true;
@@ -229,7 +229,7 @@ impl Judge {
         let (mut slowest, mut first_alone, mut last_alone) = (0, u64::MAX, 0);
         for it in self.run.records.iter().filter(|it| it.allowed) {
             let group: &mut Vec<(u64, u64)> = match it.ground {
-                Ground::Exact => exact.entry((it.limit, it.key)).or_default(),
+                Ground::Exact | Ground::Leased => exact.entry((it.limit, it.key)).or_default(),
                 Ground::Local => {
                     (first_alone, last_alone) = (first_alone.min(it.at_us), last_alone.max(it.at_us));
                     alone.entry((it.limit, it.key, it.node)).or_default()

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use tollgate_faults::lessee::Lessee;
 use tollgate_faults::rows::{self, Pace};
 use tollgate_faults::worker::Worker;
 use tollgate_faults::{Finding, Kind};
@@ -24,6 +25,9 @@ enum Command {
     /// For `run`: a program that embeds the library.
     #[command(hide = true)]
     Worker(Worker),
+    /// For `run`: one that borrows.
+    #[command(hide = true)]
+    Lessee(Lessee),
 }
 
 #[derive(clap::Args)]
@@ -55,6 +59,7 @@ fn main() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(matrix) => matrix.run().map(|()| ExitCode::SUCCESS),
         Command::Worker(worker) => worker.run().map(|()| ExitCode::SUCCESS),
+        Command::Lessee(lessee) => lessee.run().map(|()| ExitCode::SUCCESS),
     }
 }
 

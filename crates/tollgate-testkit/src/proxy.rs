@@ -75,10 +75,16 @@ pub struct ChaosProxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A change of behaviour, and whom to tell when it has taken place.
+/// A change, and whom to tell when it has taken place.
 struct Order {
-    fault: Fault,
+    change: Change,
     done: mpsc::Sender<()>,
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Fault(Fault),
+    Upstream(SocketAddr),
 }
 
 #[derive(Debug, Default)]
@@ -135,8 +141,17 @@ impl ChaosProxy {
     /// # Panics
     /// If it cannot listen again after [`Fault::Refuse`], because another program was quicker to take the port.
     pub fn set(&self, fault: Fault) {
+        self.order(Change::Fault(fault));
+    }
+
+    /// Leads to another server from now on: a failover behind one address. Connections that are open are reset.
+    pub fn lead_to(&self, upstream: SocketAddr) {
+        self.order(Change::Upstream(upstream));
+    }
+
+    fn order(&self, change: Change) {
         let (done, is_done) = mpsc::channel();
-        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(Order { fault, done }).is_ok());
+        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(Order { change, done }).is_ok());
         assert!(sent && is_done.recv().is_ok(), "the proxy on {} has failed", self.address);
     }
 
@@ -180,8 +195,16 @@ impl Acceptor<'_> {
             tokio::select! {
                 biased;
                 order = inbox.recv() => match order {
-                    Some(Order { fault, done }) => {
-                        self.apply(fault).await;
+                    Some(Order { change, done }) => {
+                        match change {
+                            Change::Fault(fault) => self.apply(fault).await,
+                            Change::Upstream(upstream) => {
+                                let fault = *self.faults.borrow();
+                                self.upstream = upstream;
+                                self.apply(Fault::Reset).await;
+                                self.apply(fault).await;
+                            }
+                        }
                         // Whoever gave the order may have been killed meanwhile.
                         let _ = done.send(());
                     }

@@ -161,9 +161,10 @@ impl Holding {
         0
     }
 
-    /// The state has not answered. Whatever it has granted is lost.
+    /// The state has not answered. Whatever it has granted is lost, and what it said before is not believed any more: whoever asks
+    /// for more than is held finds out that it does not answer.
     pub fn failed(&mut self, now: Timestamp, terms: &LeaseTerms) {
-        self.asking = false;
+        (self.asking, self.denied) = (false, None);
         self.paced = now.after(Self::pace(terms));
     }
 

@@ -3,6 +3,7 @@
 mod clock; // clocks that jump
 mod cluster; // primaries and slots of a cluster
 mod hot; // one key, far more often than it can be admitted
+mod lease; // nodes that borrow
 mod network; // links that are slow, silent or gone
 mod node; // the nodes themselves
 mod sentinel; // primaries that change
@@ -55,6 +56,10 @@ pub const ALL: &[Row] = rows! {
     "4" "kill -9 of the primary, Sentinel" sentinel::killed;
     "4b" "five seconds of failing writes before Sentinel acts" sentinel::late;
     "5" "SENTINEL FAILOVER, the old primary lives on" sentinel::switched;
+    "6a" "the replica hears nothing, the primary dies, the replica takes over" lease::writes_lost;
+    "6b" "the same, with the failover guard" lease::writes_lost_guarded;
+    "7a" "split brain: a node stays with the old primary" lease::split_brain;
+    "7b" "the same, and the old primary wants a replica (min-replicas-max-lag 1)" lease::split_brain_with_lag;
     "8a" "kill -9 of a cluster's primary, full coverage not required" cluster::killed;
     "8b" "the same, full coverage required" cluster::killed_with_full_coverage;
     "9" "slots of hot keys moved to and fro" cluster::moved;
@@ -77,16 +82,22 @@ pub const ALL: &[Row] = rows! {
     "16i" "half-open: what is sent is swallowed" network::swallowing;
     "17" "the link is cut, packets vanish" network::cut;
     "18" "the store's machine is gone without a word" network::powered_off;
+    "19" "one of three nodes with leases cannot reach the store" lease::cut_off;
     "20a" "the store's clock jumps back by 1 s" clock::back_a_second;
     "20b" "the store's clock jumps back by 1 h" clock::back_an_hour;
     "20c" "the store's clock jumps ahead by 1 s" clock::ahead_a_second;
     "20d" "the store's clock jumps ahead by 1 h" clock::ahead_an_hour;
     "21" "the nodes' wall clocks jump by an hour, to and fro" clock::of_nodes;
+    "22a" "kill -9 of a node with leases" lease::killed;
+    "22b" "SIGSTOP of a node with leases, for two lease times" lease::stopped;
     "23" "64 files for each node, and 200 idle connections" node::out_of_files;
     "26" "one key asked 500,000 times a second in process" hot::asked;
     "28a" "SIGTERM of a node under load" node::terminated;
     "28b" "SIGTERM twice" node::terminated_twice;
     "28c" "SIGTERM, then kill -9" node::killed_while_stopping;
+    "28d" "SIGTERM of nodes with leases" lease::given_back;
+    "31a" "eight nodes with leases, one killed, two stopped for a while" lease::eight_lease;
+    "31b" "the same with lease_fast" lease::eight_lease_fast;
 };
 
 /// When the parts of a run began.

@@ -77,7 +77,7 @@ end
 if given(ARGV[5]) then
   local since, lasting = struct.unpack('>i8i8', ARGV[5])
   since = floor(since / tick)
-  if not stored[3] or at < since then
+  if not stored[3] or at <= since then
     -- Empty when the server took over, and what flows while lost leases may be spent is owed.
     local refilled = not stored[3] or since - at >= ceil((full - level) / flow)
     local owed = ceil(min(lasting, fill_ticks * tick) / tick) * flow
@@ -188,7 +188,8 @@ elseif op == 'return' then
       local early = min(permits, before)
       out, before, changed = out - (permits - early), before - early, true
       if level >= 0 then
-        level = level + permits * unit
+        -- Under a limit that was made smaller meanwhile, no more than there is room for.
+        level = max(level, min(level + permits * unit, full - (out + before) * unit))
       end
     end
   end

@@ -19,8 +19,8 @@ end
 
 if given(ARGV[5]) then
   local since = struct.unpack('>i8', ARGV[5])
-  if not stored[2] or last < since then
-    -- Empty when the server took over.
+  if not stored[2] or last <= since then
+    -- Empty when the server took over, and for the period that begins there.
     local periods = floor((since - last) / period)
     local refilled = not stored[2] or periods >= ceil((capacity - tokens) / refill)
     tokens, last = min(refilled and capacity or tokens + periods * refill, 0), since

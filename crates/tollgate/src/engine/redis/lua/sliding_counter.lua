@@ -41,14 +41,6 @@ if stored[1] then
   end
 end
 
-if given(ARGV[5]) then
-  -- The sub-bucket in which the server took over counts as much as the limit.
-  local since = struct.unpack('>i8', ARGV[5])
-  local index = floor(since / length)
-  if index >= floor(max(since, seen) / length) - buckets then
-    counts[index] = max(counts[index] or 0, limit)
-  end
-end
 local redated = seen - now > window
 if redated then
   local total = 0
@@ -58,6 +50,14 @@ if redated then
   counts, seen, tail = { [floor(now / length)] = min(total, 3 * limit) }, now, now
 end
 local time = max(now, seen)
+if given(ARGV[5]) then
+  -- The sub-bucket in which the server took over counts as much as the limit.
+  local since = struct.unpack('>i8', ARGV[5])
+  local index = floor(since / length)
+  if index >= floor(time / length) - buckets then
+    counts[index] = max(counts[index] or 0, limit)
+  end
+end
 local earliest = max(time, tail)
 
 local function at(index)
