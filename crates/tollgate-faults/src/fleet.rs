@@ -16,7 +16,9 @@ use crate::record::Ground;
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) consistency: &'static str,
-    /// Permits a second, and at once, of each key.
+    /// Permits at once, of each key.
+    pub(crate) burst: u64,
+    /// Permits a second.
     pub(crate) permits: u64,
     /// Checks a second, by all of them together.
     pub(crate) rate: u64,
@@ -31,6 +33,7 @@ impl Plan {
     pub(crate) fn new(consistency: &'static str, seed: u64) -> Self {
         Self {
             consistency,
+            burst: 1_000,
             permits: 1_000,
             rate: 9_000,
             hot_keys: 3,
@@ -42,15 +45,12 @@ impl Plan {
 
     /// How long a lease lasts.
     pub(crate) fn life(&self) -> Duration {
-        // As much at once as in a second.
-        match self.consistency {
-            "lease" => Duration::from_millis(200),
-            _ => Duration::from_millis(10),
-        }
+        let parts = if self.consistency == "lease" { 5 } else { 100 };
+        Duration::from_micros(self.burst * 1_000_000 / self.permits / parts).min(Duration::from_secs(1))
     }
 
     fn bound(&self) -> Bound {
-        Bound { burst: self.permits, permits: self.permits, period_us: 1_000_000 }
+        Bound { burst: self.burst, permits: self.permits, period_us: 1_000_000 }
     }
 
     /// What flows in the time by which the store's clock and those of the nodes may differ.
@@ -86,6 +86,7 @@ impl Fleet {
                 ("--rate", plan.rate / nodes),
                 ("--seed", plan.seed * 100 + number as u64),
                 ("--nodes", nodes),
+                ("--burst", plan.burst),
                 ("--permits", plan.permits),
                 ("--hot-keys", plan.hot_keys),
             ] {
@@ -168,7 +169,7 @@ impl Seen {
         let mut judge = Judge::bare(self.plan.seed);
         judge.run.timeline = self.timeline.clone();
         let badly = self.exits.iter().filter(|exit| **exit != Some(0)).count();
-        judge.decision(
+        judge.common(
             "no panic, exit 0",
             format!("{} panics, {badly} other exits", self.panics),
             self.panics == 0 && badly == ended_badly,
@@ -183,7 +184,7 @@ impl Seen {
             .flatten()
             .filter(|it| it.granted != it.spent + it.returned + it.expired + it.lost + it.held)
             .count();
-        judge.decision(
+        judge.common(
             "what was borrowed was spent, given back, has expired or was lost",
             format!("{unbalanced} nodes differ"),
             unbalanced == 0,
@@ -225,7 +226,8 @@ impl Seen {
         let hot = |it: &&Check| u64::from(it.key) < self.plan.hot_keys && counts(it.at_us);
         let admitted = self.admitted().filter(hot).count() as f64;
         let seconds = (self.end - begun).saturating_sub(left_out) as f64 / 1e6;
-        admitted / (self.plan.hot_keys as f64 * self.plan.permits as f64 * (1.0 + seconds))
+        let offered = self.plan.burst as f64 + self.plan.permits as f64 * seconds;
+        admitted / (self.plan.hot_keys as f64 * offered)
     }
 
     /// Checks of hot keys that were admitted in the last moments.

@@ -40,7 +40,10 @@ pub struct Lessee {
     /// `strict`, `lease` or `lease_fast`.
     #[arg(long)]
     consistency: String,
-    /// Permits a second, and at once, of each key.
+    /// Permits at once, of each key.
+    #[arg(long)]
+    burst: u64,
+    /// Permits a second.
     #[arg(long)]
     permits: u64,
     /// Keys of which each gets an equal part of half of the checks, or of all.
@@ -133,7 +136,7 @@ impl Lessee {
         tokio::spawn(driver.run());
         let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());
         tokio::spawn(driver.run());
-        let limit = Limit::TokenBucket(TokenBucket::new(self.permits, Rate::per_second(self.permits))?);
+        let limit = Limit::TokenBucket(TokenBucket::new(self.burst, Rate::per_second(self.permits))?);
         let limiter = guard.limiter("lent", limit, self.settings()?)?;
         let begun = Instant::now();
         while engine.nodes() != Some(self.nodes) {
