@@ -178,6 +178,18 @@ impl Seen {
         let leased = self.all().filter(|check| check.ground == Ground::Leased).count();
         let share = leased * 100 / checks.max(1);
         judge.note("checks", format!("{checks}, {share}% decided by leases"));
+        let sum = |what: fn(&Lending) -> u64| self.lending.iter().flatten().map(what).sum::<u64>();
+        judge.note(
+            "borrowed",
+            format!(
+                "{}: {} spent, {} given back, {} expired, {} lost",
+                sum(|it| it.granted),
+                sum(|it| it.spent),
+                sum(|it| it.returned),
+                sum(|it| it.expired),
+                sum(|it| it.lost)
+            ),
+        );
         let unbalanced = self
             .lending
             .iter()

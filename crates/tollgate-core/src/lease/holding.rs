@@ -95,10 +95,10 @@ impl Holding {
         if self.spend(now, cost) {
             return Move::Spend { fetch: self.fetch(now, terms, parts) };
         }
-        if let Some(denied) = self.denied.filter(|denied| cost >= denied.cost && !waits) {
-            if now < denied.until.min(denied.believed).max(self.paced) {
-                return Move::Deny { retry: denied.until.max(self.paced).since(now) };
-            }
+        if let Some(denied) = self.denied.filter(|denied| cost >= denied.cost && !waits)
+            && now < denied.until.min(denied.believed).max(self.paced)
+        {
+            return Move::Deny { retry: denied.until.max(self.paced).since(now) };
         }
         let ahead = match parts {
             Some(_) if !self.asking && now >= self.paced => self.wish(now, terms),

@@ -122,7 +122,7 @@ fn ask(lease: &LeaseBucket, life: Micros, state: &mut LeaseState, now: Timestamp
     match event {
         Event::Lease { wanted, .. } => drop(lease.lend(state, now, wanted, 1, life)),
         Event::Take { permits, wait_us } => {
-            drop(lease.decide(state, now, Ask::of(permits).within(Micros::new(wait_us))));
+            lease.decide(state, now, Ask::of(permits).within(Micros::new(wait_us)));
         }
         Event::Spend { .. } | Event::GiveBack { .. } => {}
     }

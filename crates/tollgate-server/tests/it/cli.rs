@@ -108,6 +108,37 @@ fn configuration_mistakes_end_the_start_and_the_check_alike() {
 }
 
 #[test]
+fn the_check_of_a_configuration_says_what_leases_come_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tollgate.yaml");
+    let yaml = "\
+api:
+  consistency: lease
+  defaults:
+    token_bucket: { capacity: 1000, refill_rate: 1000/s }
+    leaky_bucket: { size: 10000, outflow: 1000/s, consistency: lease_fast }
+    sliding_window: { limit: 1000/60s }
+    sliding_window_counter: { limit: 6000/60s, consistency: strict }
+";
+    std::fs::write(&file, yaml).unwrap();
+    let (code, out, error) = run(&["config", "check", file.to_str().unwrap()]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    let lines: Vec<_> = out.lines().skip(1).collect();
+    assert_eq!(
+        lines,
+        [
+            "token_bucket: lease, for about 200 ms at a time, among at most 11 nodes (with more it is strict); never more than \
+             the limit",
+            "leaky_bucket: lease_fast, for about 100 ms at a time, among at most 101 nodes (with more it is strict); a burst can \
+             be larger by 100 permits, the rate never",
+            "fixed_window: stays strict, not lease: 100 permits are too few to lend from: at least 200",
+            "sliding_window: stays strict, not lease: a log and a queue know the time of every request, which a lease does not",
+        ],
+        "{out}"
+    );
+}
+
+#[test]
 fn help_and_completions_are_there() {
     for arguments in [&["--help"][..], &["serve", "--help"], &["check", "--help"], &["config", "--help"]] {
         let (code, out, _) = run(arguments);

@@ -16,6 +16,10 @@ struct Node {
 
 impl Node {
     fn start(store: &str) -> Self {
+        Self::start_with(store, &[])
+    }
+
+    fn start_with(store: &str, settings: &[(&str, &str)]) -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
@@ -24,6 +28,7 @@ impl Node {
         command.env("TOLLGATE_API__DEFAULTS__TOKEN_BUCKET__REFILL_RATE", "1/1h");
         command.env("TOLLGATE_REDIS__DEADLINE", "5s");
         command.env("TOLLGATE_API__ON_STORE_FAILURE", "closed");
+        command.envs(settings.iter().copied());
         let process = Process::start(&command);
         wait_until("the node listens", || std::net::TcpStream::connect(address).is_ok());
         Self { process, address }
@@ -79,6 +84,48 @@ fn consumed_permits_stay_consumed_whoever_dies() {
     wait_until("both nodes have found the store again", || one.remaining() == 30 && two.remaining() == 30);
     assert_eq!(two.take(31)["allowed"], false);
     assert_eq!(two.take(30)["remaining"], 0);
+}
+
+#[test]
+fn a_hundred_on_one_node_and_then_on_the_others_are_exactly_a_hundred() {
+    for consistency in ["strict", "lease", "lease_fast"] {
+        let store = RedisServer::build().tcp().start();
+        let url = format!("redis://{}", store.tcp_address());
+        let settings = [("TOLLGATE_API__CONSISTENCY", consistency)];
+        let nodes = [(); 3].map(|()| Node::start_with(&url, &settings));
+        wait_until("the nodes know of each other", || {
+            nodes.iter().all(|node| node.get("/actuator/info").json()["store"]["nodes"] == 3)
+        });
+        let mut admitted = 0;
+        for (node, most) in nodes.iter().zip([70, 200, 200]) {
+            admitted += (0..most).take_while(|_| node.take(1)["allowed"] == true).count();
+        }
+        assert_eq!(admitted, 100, "{consistency}");
+    }
+}
+
+#[test]
+fn a_node_that_borrows_says_so_and_gives_back_when_it_is_told_to_stop() {
+    let store = RedisServer::build().tcp().start();
+    let url = format!("redis://{}", store.tcp_address());
+    let settings =
+        [("TOLLGATE_API__CONSISTENCY", "lease"), ("TOLLGATE_API__DEFAULTS__TOKEN_BUCKET__CAPACITY", "10000")];
+    let mut node = Node::start_with(&url, &settings);
+    let mut admitted = 0;
+    wait_until("it decides by what it has borrowed", || {
+        let answer = node.get("/api/v1/rate-limit/check?key=user:1");
+        assert_eq!(answer.status, 200);
+        admitted += 1;
+        answer.header("x-tollgate-basis") == Some("leased")
+    });
+    let metrics = node.get("/actuator/prometheus").body;
+    for name in ["tollgate_lease_permits_total{", "tollgate_lease_held_permits", "basis=\"leased\""] {
+        assert!(metrics.contains(name), "{name} in {metrics}");
+    }
+    node.process.terminate();
+    assert_eq!(node.process.wait_for_end(Duration::from_secs(10)), Some(0));
+    let other = Node::start_with(&url, &settings);
+    assert_eq!(other.remaining(), 10_000 - admitted, "what was not spent is back");
 }
 
 #[test]

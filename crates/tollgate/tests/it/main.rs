@@ -5,6 +5,7 @@ mod differential; // memory and Redis decide alike, step by step
 mod exact; // many nodes on one key admit exactly the limit
 mod failover; // primaries that change under load
 mod guard; // answers without the store
+mod lease; // nodes that borrow
 mod lending; // loans are the same in Rust and in the store
 mod memory; // the memory engine: floods, expiry, threads
 mod store; // stores that are missing, refusing, forgetful

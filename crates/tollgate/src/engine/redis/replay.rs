@@ -166,10 +166,8 @@ fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<St
         Limit::TokenBucket(it) => bucket(it, false, answer),
         Limit::LeakyBucket(it) if it.mode() == LeakyMode::Queue => {
             // Nothing is lent from a queue, and what was lent before it became one is of no account.
-            match bucket(it.room(), true, answer)? {
-                State::Lent(lent) => Ok(State::Bucket(lent.bucket)),
-                state => Ok(state),
-            }
+            let state = bucket(it.room(), true, answer)?;
+            Ok(if let State::Lent(lent) = state { State::Bucket(lent.bucket) } else { state })
         }
         Limit::LeakyBucket(it) => bucket(it.room(), true, answer),
         Limit::IntervalBucket(it) => {
@@ -443,5 +441,112 @@ impl Memory {
             }
             Self::Nothing => None,
         }
+    }
+}
+
+/// What is not believed is the same in the scripts and here: that a script admitted as many as its state says is checked by every
+/// replay, and that the state it left is the one left here by the next one.
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+mod tests {
+    use tollgate_core::{
+        Consistency, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Rate, SlidingCounter,
+    };
+    use tollgate_testkit::{Random, RedisServer, long_or};
+
+    use super::super::LogStorage;
+    use super::super::script::{Command, ask};
+    use super::*;
+
+    fn random_limit(random: &mut Random) -> Limit {
+        let (size, us) = (1 + random.below(300), 1_000 + random.below(5_000_000));
+        let rate = Rate::new(1 + random.below(size), Micros::new(us)).unwrap();
+        let whole = Rate::new(size, Micros::new(us * 10)).unwrap();
+        let mode = if random.one_in(2) { LeakyMode::Meter } else { LeakyMode::Queue };
+        match random.below(6) {
+            0 | 1 => Limit::TokenBucket(TokenBucket::new(size, rate).unwrap()),
+            2 => Limit::LeakyBucket(LeakyBucket::new(size, rate, mode).unwrap()),
+            3 => Limit::IntervalBucket(IntervalBucket::new(size, rate).unwrap()),
+            4 => Limit::FixedWindow(FixedWindow::new(whole).unwrap()),
+            _ => Limit::SlidingCounter(
+                SlidingCounter::new(whole, [1, 10][random.below(2) as usize], random.one_in(2)).unwrap(),
+            ),
+        }
+    }
+
+    fn random_questions(random: &mut Random, limit: &Limit) -> Vec<Question> {
+        let mut questions: Vec<_> = (0..1 + random.below(3))
+            .map(|_| {
+                let cost = 1 + random.below(limit.size().min(20));
+                let wait = random.one_in(4).then(|| Micros::new(random.below(limit.horizon().get())));
+                Question::Take(Ask { cost, wait })
+            })
+            .collect();
+        let kind = if random.one_in(4) { Consistency::LeaseFast } else { Consistency::Lease };
+        if let Ok(terms) = LeaseTerms::of_any_size(limit, kind)
+            && random.one_in(3)
+        {
+            let wanted = Wanted { permits: random.below(limit.size()), parts: 1 + random.below(3), terms };
+            questions.push(Question::Borrow(Ask::of(1), wanted));
+        }
+        questions
+    }
+
+    #[test]
+    fn what_is_not_believed_is_the_same_in_the_scripts() {
+        let server = RedisServer::start();
+        let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        let mut random = Random::new(1);
+        let (mut distrusted, mut admitted) = (0, 0);
+        for round in 0..long_or(4_000, 200) {
+            let limit = random_limit(&mut random);
+            let (key, horizon) = (format!("doubted:{round}"), limit.horizon().get());
+            let begun = 1_763_000_000_000_000 + random.below(1_000_000);
+            let since = Timestamp::from_micros(begun + random.below(3 * horizon));
+            let life = Micros::new(random.below(horizon));
+            let (mut now, mut left): (u64, Option<State>) = (begun, None);
+            for step in 0..30 {
+                now = match random.below(12) {
+                    0 => now - random.below(horizon / 4 + 1),
+                    1 | 2 => now + random.below(horizon + 1),
+                    _ => now + random.below(horizon / 8 + 1),
+                };
+                let time = Timestamp::from_micros(now);
+                let doubt = (time >= since).then_some(Doubt { since, life });
+                let questions = random_questions(&mut random, &limit);
+                let Command { said, script } =
+                    ask(&limit, LogStorage::SortedSet, &key, &questions, doubt, Some(time));
+                let _: Value = redis::cmd("SCRIPT")
+                    .arg("LOAD")
+                    .arg(&script.unwrap().source)
+                    .query(&mut connection)
+                    .unwrap();
+                let answer: Value = said.query(&mut connection).unwrap();
+                let context =
+                    format!("round {round}, step {step}: {limit:?}, {now}, {doubt:?}, {questions:?}");
+                // The state that the last step has left is the one that this one has found.
+                let found = stored_state(&limit, &mut after_two(answer.clone()), time).unwrap();
+                if let Some(left) = &left {
+                    assert_eq!(limit.standing(left, time), limit.standing(&found, time), "{context}");
+                }
+                let told = replay(&limit, &questions, doubt, answer)
+                    .unwrap_or_else(|why| panic!("{context}: {why}"));
+                let Memory::State(state) = told.memory else { panic!("{context}: no state") };
+                distrusted += u64::from(doubt.is_some());
+                admitted += told.decisions.iter().filter(|it| it.is_admitted()).count();
+                // What only denied has left nothing behind.
+                let took = told.decisions.iter().any(Decision::is_admitted)
+                    || told.grant.is_some_and(|grant| grant.permits > 0);
+                left = if took { Some(state) } else { None };
+            }
+        }
+        assert!(distrusted > 1_000 && admitted > 1_000, "{distrusted} distrusted, {admitted} admitted");
+    }
+
+    fn after_two(answer: Value) -> Answer {
+        let mut answer = Answer::new(answer).unwrap();
+        answer.number().unwrap();
+        answer.number().unwrap();
+        answer
     }
 }

@@ -68,7 +68,7 @@ impl RedisEngine {
                 .map(|number| {
                     let (limiter, _, cost) = checks[*number];
                     let (limit, distrust) = (&limiter.limit, limiter.distrust);
-                    Check { limit, key: &*keys[*number], cost, distrust }
+                    Check { limit, key: &keys[*number], cost, distrust }
                 })
                 .collect();
             let (all, answers) = match self.0.ask_several(slot, &part, deadline).await {
