@@ -16,12 +16,15 @@ use tollgate_testkit::{Bound, RedisServer};
 use crate::keys::{Popularity, keys, sequence};
 use crate::report::{Options, Report, median};
 
+/// So many rounds of so long.
+type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
+
 /// Measures and judges.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut report = Report::default();
     let rounds = if options.quick { 1 } else { 5 };
     let secs = Duration::from_secs(if options.quick { 1 } else { 4 });
-    let scenarios: [(&str, fn(&mut Report, usize, Duration) -> Result<()>); 3] =
+    let scenarios: [(&str, Scenario); 3] =
         [("hot keys", hot_keys), ("zipf", zipf), ("side by side", side_by_side)];
     for (name, scenario) in scenarios {
         if name.contains(&options.only) {

@@ -71,6 +71,9 @@ impl App {
             .iter()
             .map(|(limit, settings)| engine.limiter(limit.algorithm().as_lowercase(), *limit, *settings))
             .collect();
+        // Leases are given back when the doors are closed.
+        let limiters: Vec<_> = limiters?;
+        let _lessees = limiters.clone();
         if matches!(engine, Engine::Redis(_)) {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
@@ -80,7 +83,7 @@ impl App {
         let (own_actuator, rest_actuator) =
             if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
         let rest = Arc::new(Rest {
-            limiters: limiters?,
+            limiters,
             access: Access::new(local_only, config.token_digests, config.trusted_callers),
             client_address: config.client_address,
             body_timeout: config.server.body_timeout,

@@ -244,33 +244,59 @@ impl Inner {
     }
 
     async fn give_back(&self, given_up: Vec<GivenUp>) {
-        stream::iter(given_up)
-            .for_each_concurrent(RETURNS_AT_ONCE, |given_up| self.give_one_back(given_up))
-            .await;
-    }
-
-    /// Gives back what is left of a lease. It counts once, however often it is said.
-    async fn give_one_back(&self, GivenUp { key, lease, mut returns }: GivenUp) {
-        let mut is_known = true;
-        for _ in 0..RETURN_ATTEMPTS {
-            if self.clock.exact_now() >= lease.ends {
-                break;
-            }
-            match self.store.give_back(&key, &lease, returns, self.terms).await {
-                Ok(None) => {
-                    return self.table.change(&key, |cell, stats| {
-                        cell.returns = returns + 1;
-                        stats.returned += lease.left;
-                    });
+        let give_back = |given_up: GivenUp| async move {
+            let number = given_up.give_back(&self.store, self.terms, &self.clock).await;
+            self.table.change(&given_up.key, |cell, stats| match number {
+                Some(number) => {
+                    cell.returns = number;
+                    stats.returned += given_up.lease.left;
                 }
+                None => stats.lost += given_up.lease.left,
+            });
+        };
+        stream::iter(given_up).for_each_concurrent(RETURNS_AT_ONCE, give_back).await;
+    }
+}
+
+/// Nobody asks any more: what is held is given back when the driver comes to it.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let given_up = self.table.sweep(self.clock.exact_now(), &self.terms, true);
+        if given_up.is_empty() {
+            return;
+        }
+        let (store, terms, clock) = (self.store.clone(), self.terms, self.clock.clone());
+        self.store.hand_over(async move {
+            let give_back = |given_up: GivenUp| {
+                let (store, clock) = (&store, &clock);
+                async move {
+                    given_up.give_back(store, terms, clock).await;
+                }
+            };
+            stream::iter(given_up).for_each_concurrent(RETURNS_AT_ONCE, give_back).await;
+        });
+    }
+}
+
+impl GivenUp {
+    /// Gives it back, and says how many returns there were then. It counts once, however often it is said. None: it is not known, or it
+    /// is too late.
+    async fn give_back(&self, store: &RedisLimiter, terms: LeaseTerms, clock: &Clock) -> Option<u64> {
+        let (mut number, mut is_known) = (self.returns, true);
+        for _ in 0..RETURN_ATTEMPTS {
+            if clock.exact_now() >= self.lease.ends {
+                return None;
+            }
+            match store.give_back(&self.key, &self.lease, number, terms).await {
+                Ok(None) => return Some(number + 1),
                 // Perhaps it was this one.
-                Ok(Some(_)) if !is_known => break,
-                Ok(Some(number)) => returns = number,
+                Ok(Some(_)) if !is_known => return None,
+                Ok(Some(others)) => number = others,
                 Err(why) if why.may_have_run() => is_known = false,
-                Err(_) => break,
+                Err(_) => return None,
             }
         }
-        self.table.change(&key, |_, stats| stats.lost += lease.left);
+        None
     }
 }
 
