@@ -46,7 +46,7 @@ end
 
 -- What is given back counts once: the second time it is not its turn any more.
 if ARGV[2] == 'return' then
-  local returns = whole(call('HGET', KEYS[1], 'returns'), 0)
+  local returns = whole(call('HMGET', KEYS[1], 'returns')[1], 0)
   if returns ~= tonumber(ARGV[4]) then
     return { -1, now, returns }
   end
