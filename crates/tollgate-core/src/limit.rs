@@ -75,7 +75,7 @@ impl Limit {
             (Self::LeakyBucket(it), State::Lent(state)) => it.room().distrust(&mut state.bucket, since, life),
             (Self::IntervalBucket(it), State::Interval(state)) => it.distrust(state, since),
             (Self::FixedWindow(it), State::Window(state)) => it.distrust(state, now, since),
-            (Self::SlidingCounter(it), State::Counter(state)) => it.distrust(state, since),
+            (Self::SlidingCounter(it), State::Counter(state)) => it.distrust(state, now, since),
             (Self::SlidingLog(_), _) => {}
             (_, other) => *other = self.fresh(now),
         }

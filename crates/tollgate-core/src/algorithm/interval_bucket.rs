@@ -70,9 +70,9 @@ impl IntervalBucket {
         self.period.get()
     }
 
-    /// Empty at `since`, if it was last written before.
+    /// Empty at `since`, if its period did not begin later. In the period that begins there it stays empty.
     pub(crate) fn distrust(&self, state: &mut IntervalState, since: Timestamp) {
-        if state.last < since.us() {
+        if state.last <= since.us() {
             let (settled, _) = self.settle(*state, since);
             *state = IntervalState { tokens: settled.tokens.min(0), last: since.us() };
         }

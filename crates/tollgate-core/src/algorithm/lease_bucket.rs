@@ -106,8 +106,10 @@ impl LeaseBucket {
         settled.out_before -= early;
         settled.out -= permits - early;
         // While somebody waits for a start that was promised, only room comes back: more would flow until then than was foreseen.
-        if settled.bucket.level >= 0 {
-            settled.bucket.level += self.0.units(permits);
+        // Under a limit that was made smaller meanwhile, no more than there is room for.
+        let level = settled.bucket.level.saturating_add(self.0.units(permits)).min(self.cap(&settled));
+        if settled.bucket.level >= 0 && level > settled.bucket.level {
+            settled.bucket.level = level;
         }
         *state = settled;
     }

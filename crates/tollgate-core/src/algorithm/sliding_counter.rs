@@ -135,10 +135,10 @@ impl SlidingCounter {
         self.tick.get()
     }
 
-    /// The sub-bucket of `since` counts as much as the limit.
-    pub(crate) fn distrust(&self, state: &mut CounterState, since: Timestamp) {
+    /// The sub-bucket of `since` counts as much as the limit, for as long as it counts.
+    pub(crate) fn distrust(&self, state: &mut CounterState, now: Timestamp, since: Timestamp) {
         let index = since.us() / self.length();
-        let (mut settled, _) = self.settle(state, since);
+        let (mut settled, _) = self.settle(state, now);
         let missing = self.limit.get() as i64 - settled.count(index);
         if missing > 0 && index >= settled.first {
             settled.add(index, missing);

@@ -106,10 +106,11 @@ impl TokenBucket {
         self.refill(self.redate(state, now), now)
     }
 
-    /// Empty at `since`, with what flows in `life` owed, if it was last written before.
+    /// Empty at `since`, with what flows in `life` owed, if it was not written later. One that is dated `since` is distrusted again
+    /// and again, which changes nothing: that is also the date of a state that was never written.
     pub(crate) fn distrust(&self, state: &mut BucketState, since: Timestamp, life: Micros) {
         let at = self.ticks(since);
-        if state.at < at {
+        if state.at <= at {
             let owed = Micros::new(life.get().min(self.time_to_full().get())).get().div_ceil(self.tick());
             let settled = self.settle(*state, since);
             let level =

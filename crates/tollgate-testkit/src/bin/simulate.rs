@@ -10,6 +10,9 @@ fn main() {
     }
     let mut by: std::collections::BTreeMap<String, (u64, u64)> = Default::default();
     for s in args[0]..args[1] {
+        if std::env::var_os("V").is_some() {
+            eprintln!("{s}");
+        }
         let r = tollgate_testkit::simulation::play(s);
         if let Some(v) = r.violations.first() {
             let e = by

@@ -166,7 +166,8 @@ impl World {
                 let (Returned::Taken { returns, .. } | Returned::Refused { returns }) = returned;
                 self.nodes[node].returns.insert(key, returns);
                 let lives = self.nodes[node].clock(self.now_us) < ends;
-                if matches!(returned, Returned::Refused { .. }) && lives && attempts < RETURN_ATTEMPTS {
+                let is_refused = matches!(returned, Returned::Refused { .. }) && !self.scenario.doubles;
+                if is_refused && lives && attempts < RETURN_ATTEMPTS {
                     let attempts = attempts + 1;
                     let again = Call::Return { lease, permits, at, ends, number: returns, attempts };
                     self.send(node, key, 0, again);

@@ -80,6 +80,8 @@ pub(super) struct Scenario {
     /// Whether some callers are ready to wait.
     pub waits: bool,
     pub bad_network: bool,
+    /// Whether packets may be doubled. Then nobody can be sure that a return was refused: perhaps its double was not.
+    pub doubles: bool,
     pub duration_us: u64,
     /// Between two requests, on average.
     pub pause_us: u64,
@@ -134,6 +136,7 @@ impl Scenario {
                 && matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_))
                 && random.one_in(4),
             bad_network: trouble == Trouble::Network || (trouble != Trouble::None && random.one_in(2)),
+            doubles: flaw.is_some() || random.one_in(2),
             duration_us: horizon * horizons,
             pause_us: (horizon / per_horizon).max(1),
             latency_us,

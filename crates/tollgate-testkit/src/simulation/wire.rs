@@ -48,7 +48,7 @@ pub(super) fn arrivals(random: &mut Random, scenario: &Scenario, may_double: boo
     };
     match random.below(40) {
         0 => Vec::new(),
-        1 | 2 if may_double => vec![late(random), late(random)],
+        1 | 2 if may_double && scenario.doubles => vec![late(random), late(random)],
         _ => vec![late(random)],
     }
 }
