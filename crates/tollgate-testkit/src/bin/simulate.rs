@@ -8,6 +8,18 @@ fn main() {
         println!("{:?}", r.violations);
         return;
     }
+    for f in tollgate_testkit::simulation::Flaw::ALL {
+        let c: Vec<_> = (0..300)
+            .map(|s| tollgate_testkit::simulation::play_flawed(s, f))
+            .filter(|r| !r.violations.is_empty())
+            .collect();
+        println!(
+            "{f:?} caught in {} of 300, first {:?} {:?}",
+            c.len(),
+            c.first().map(|r| r.seed),
+            c.first().map(|r| r.violations[0].clone())
+        );
+    }
     let mut by: std::collections::BTreeMap<String, (u64, u64)> = Default::default();
     for s in args[0]..args[1] {
         if std::env::var_os("V").is_some() {

@@ -3,6 +3,7 @@
 
 mod conduct;
 mod judge;
+mod load;
 mod node;
 mod report;
 mod scenario;

@@ -66,8 +66,8 @@ pub(super) struct World {
     sequence: u64,
     calls: u64,
     /// Which node most requests come to, and how much faster than usual.
-    focus: Option<usize>,
-    hurry: u64,
+    pub focus: Option<usize>,
+    pub hurry: u64,
     /// By which a return has changed the state.
     returned: Vec<usize>,
     tells: bool,
@@ -179,36 +179,6 @@ impl World {
                 self.nodes[node].is_up = true;
             }
         }
-    }
-
-    /// Draws a request and when the next one comes.
-    fn request(&mut self) {
-        if self.is_over() {
-            return;
-        }
-        let mut gap_us = self.random.below(2 * self.scenario.pause_us + 1) / self.hurry;
-        if self.random.one_in(60) {
-            // The load moves on, comes faster, or pauses.
-            self.hurry = [1, 1, 2, 10][self.random.below(4) as usize];
-            let nodes = self.nodes.len() as u64;
-            self.focus = if self.random.one_in(3) { None } else { Some(self.random.below(nodes) as usize) };
-            if self.random.one_in(4) {
-                gap_us += self.random.below(self.limit.horizon().get());
-            }
-        }
-        self.after(gap_us, Event::Request);
-        let anywhere = self.random.below(self.nodes.len() as u64) as usize;
-        let node = self.focus.filter(|_| !self.random.one_in(5)).unwrap_or(anywhere);
-        let key = self.random.below(self.scenario.keys as u64) as usize;
-        let size = self.limit.size();
-        let cost = match self.random.below(100) {
-            0 => size + 1 + self.random.below(size),
-            1..4 => 1 + self.random.below(size),
-            _ => 1 + self.random.below(5.min(size)),
-        };
-        let waits = self.scenario.waits && self.random.one_in(6);
-        let wait_us = if waits { 1 + self.random.below(self.limit.horizon().get()) } else { 0 };
-        self.after(0, Event::Arrive { node, key, cost, wait_us });
     }
 
     /// Sends a call and waits for it.
