@@ -50,7 +50,12 @@ impl Judge {
             (_, Consistency::LeaseFast) => Invariant::LeaseFast,
         };
         let overshoot = |limit: &Limit, terms: Option<LeaseTerms>| {
-            terms.map_or(0, |terms| terms.overshoot(limit, scenario.nodes as u64))
+            // Who asks for any number does not keep to the ceiling, by which the overshoot may be smaller.
+            let ceiling =
+                |terms: LeaseTerms| if scenario.adversarial { limit.size() } else { terms.ceiling() };
+            terms
+                .map(|terms| terms.with_ceiling(ceiling(terms)))
+                .map_or(0, |terms| terms.overshoot(limit, scenario.nodes as u64))
         };
         let after = scenario.next.map_or(0, |(limit, _, terms)| overshoot(&limit, terms));
         let is_judged_as_strict = scenario.flaw == Some(Flaw::ObviousLease);
