@@ -214,7 +214,8 @@ impl LeaseTerms {
         Grant { permits, at: now, life: self.life_of(limit, state, now) }
     }
 
-    /// Takes back what was not spent of a grant that was known by `at`, and has not ended.
+    /// Takes back what was not spent of a grant that was known by `at`. From one that may have ended meanwhile, nothing comes back: as
+    /// much has flowed in its place since, and [`LeaseTerms::overshoot`] knows of leases that live.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
         match (self.lending, limit.lender(), state) {
             (Lending::Counted { .. }, Some(lender), State::Lent(lent)) => {
@@ -222,6 +223,7 @@ impl LeaseTerms {
             }
             // Nothing is out.
             (Lending::Counted { .. }, ..) => {}
+            (Lending::Plain { life }, ..) if now.since(at) >= life => {}
             (Lending::Plain { .. }, Some(lender), State::Bucket(bucket)) => {
                 lender.0.credit(bucket, now, permits);
             }

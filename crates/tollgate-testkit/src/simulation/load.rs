@@ -49,7 +49,8 @@ impl World {
         let spend_us = borrow_us + life_us * (50 + self.random.below(50)) / 100;
         for node in 0..self.nodes.len() {
             // Whoever is not asked for a while gives back what it holds.
-            for part in 0..4 {
+            let times = if self.random.one_in(3) { 1 } else { 4 };
+            for part in 0..times {
                 let at_us = borrow_us + (spend_us - borrow_us) * part / 4 + self.random.below(100);
                 self.after(at_us, Event::Arrive { node, key, cost: 1, wait_us: 0 });
             }

@@ -34,14 +34,23 @@ pub(super) enum Reply {
 }
 
 /// When a call, or a reply, arrives at the other end. Not at all: never. Twice: a doubled packet.
-pub(super) fn arrivals(random: &mut Random, scenario: &Scenario, may_double: bool) -> Vec<u64> {
+pub(super) fn arrivals(
+    random: &mut Random,
+    scenario: &Scenario,
+    may_double: bool,
+    is_return: bool,
+) -> Vec<u64> {
     let usual = |random: &mut Random| scenario.latency_us + random.below(scenario.latency_us);
     if !scenario.bad_network {
         return vec![usual(random)];
     }
     // Long enough that leases end, epochs pass and deadlines are missed on the way.
     let life_us = scenario.terms.map_or(scenario.limit.horizon(), |terms| terms.life()).get();
+    let stall_us = life_us + scenario.limit.horizon().get();
     let late = |random: &mut Random| match random.below(20) {
+        // A store that hangs does later what it was told.
+        0..5 if is_return => random.below(stall_us),
+        0 if random.one_in(8) => random.below(stall_us),
         0 => random.below(life_us + life_us / 2 + scenario.deadline_us),
         1 | 2 => scenario.latency_us * (1 + random.below(12)),
         _ => usual(random),

@@ -189,7 +189,9 @@ impl World {
         self.pending.insert(call, Pending { node, starts, key, entry, sent, what });
         // What is owed is charged by a call of its own that nobody repeats.
         let may_double = !matches!(what, Call::Charge { .. });
-        for late_us in arrivals(&mut self.random, &self.scenario, may_double) {
+        for late_us in
+            arrivals(&mut self.random, &self.scenario, may_double, matches!(what, Call::Return { .. }))
+        {
             self.after(late_us, Event::Execute { call, key, what });
         }
         self.after(self.scenario.deadline_us, Event::Deadline { call, node });
@@ -219,7 +221,7 @@ impl World {
         self.tell(|world| format!("key {key} executes {call}: {reply:?}, {} left", world.remaining(key)));
         let Some(pending) = self.pending.get(&call) else { return };
         let node = pending.node;
-        for late_us in arrivals(&mut self.random, &self.scenario, true) {
+        for late_us in arrivals(&mut self.random, &self.scenario, true, false) {
             self.after(late_us, Event::Deliver { call, node, reply });
         }
     }

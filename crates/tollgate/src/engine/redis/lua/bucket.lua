@@ -164,10 +164,12 @@ elseif op == 'refund' then
     level, changed = min(cap, level + credit), true
   end
 elseif op == 'return' then
-  local permits, since, counted = struct.unpack('>i8i8i8', ARGV[3], position)
-  if counted == 0 then
-    -- While somebody waits for a start that was promised, more would flow until then than was foreseen.
-    if permits > 0 and level >= 0 and level < full then
+  -- The last is how long ordinary debits can come back, in microseconds; -1 for those that are counted as out.
+  local permits, since, lasting = struct.unpack('>i8i8i8', ARGV[3], position)
+  if lasting >= 0 then
+    -- From a lease that may have ended nothing comes back: as much has flowed in its place. While somebody waits for a start that
+    -- was promised, more would flow until then than was foreseen.
+    if permits > 0 and max(0, now - since) < lasting and level >= 0 and level < full then
       level, changed = min(full, level + min(permits, size) * unit), true
     end
   else
@@ -176,8 +178,9 @@ elseif op == 'return' then
       -- From the earlier ones first, whichever it was: then the others count for too long, never for too short.
       local early = min(permits, before)
       out, before, changed = out - (permits - early), before - early, true
+      -- Under a limit that was made smaller meanwhile, no more than there is room for.
       if level >= 0 then
-        level = level + permits * unit
+        level = max(level, min(level + permits * unit, full - (out + before) * unit))
       end
     end
   end
