@@ -45,8 +45,16 @@ impl World {
         let horizon_us = self.limit.horizon().get();
         let life_us = self.terms.map_or(horizon_us / 5, |terms| terms.life().get());
         let key = self.random.below(self.scenario.keys as u64) as usize;
-        let borrow_us = self.random.below(2 * horizon_us);
-        let spend_us = borrow_us + life_us * (50 + self.random.below(50)) / 100;
+        let latency_us = self.scenario.latency_us;
+        let mut borrow_us = self.random.below(2 * horizon_us);
+        let mut spend_us = borrow_us + life_us * (50 + self.random.below(50)) / 100;
+        if self.random.one_in(2) {
+            // Leases of the very end of an epoch are the last to count, and are spent when they cease to.
+            let into_epoch_us =
+                self.store.now(self.now_us + borrow_us + 3 * latency_us).as_micros() % life_us;
+            borrow_us += life_us - into_epoch_us;
+            spend_us = borrow_us + life_us - (4 * latency_us).min(life_us / 2);
+        }
         for node in 0..self.nodes.len() {
             // Whoever is not asked for a while gives back what it holds.
             let times = if self.random.one_in(3) { 1 } else { 4 };
@@ -58,7 +66,7 @@ impl World {
         let most = self.limit.size() / 20 + 1;
         for _ in 0..RAIDERS {
             let node = self.random.below(self.nodes.len() as u64) as usize;
-            let at_us = spend_us + self.random.below(self.scenario.latency_us * 4);
+            let at_us = spend_us + self.random.below(latency_us * 8);
             let cost = 1 + self.random.below(most);
             self.after(at_us, Event::Arrive { node, key, cost, wait_us: 0 });
         }
