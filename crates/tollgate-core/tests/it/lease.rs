@@ -218,24 +218,42 @@ fn the_obvious_lease_would_exceed_the_limit() {
     assert_eq!(lease.lend(&mut state, later, 9, 1, life).permits, 0, "the room is taken");
 }
 
-/// The lease is given back in time, but the store hangs and hears of it when as much has flowed back: both together would be a
+/// A lease of ordinary debits is given back, but the store hangs and hears of it when as much has flowed: both together would be a
 /// second bucketful.
 #[test]
-fn a_return_that_comes_after_the_end_of_its_lease_adds_nothing() {
+fn what_has_flowed_in_place_of_a_lease_is_not_given_back_a_second_time() {
     let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(100)).unwrap());
     let terms = LeaseTerms::of_any_size(&limit, Consistency::LeaseFast).unwrap();
     let start = Timestamp::from_micros(BEGIN_US);
     let mut state = limit.fresh(start);
     let grant = terms.lend(&limit, &mut state, start, 100, 1);
-    assert_eq!((grant.permits, grant.life), (100, Micros::from_millis(10)));
     let mut in_time = state.clone();
-    terms.take_back(&limit, &mut in_time, start.after(Micros::new(9_999)), 100, grant.at);
-    assert_eq!(limit.standing(&in_time, start.after(Micros::new(9_999))).remaining, 100);
+    terms.take_back(&limit, &mut in_time, start.after(Micros::from_millis(10)), 100, grant.at);
+    assert_eq!(limit.standing(&in_time, start.after(Micros::from_millis(10))).remaining, 100, "all of it");
 
     let later = start.after(Micros::from_secs(1));
     assert!(limit.decide(&mut state, later, Ask::of(100)).is_admitted(), "flowed back");
     terms.take_back(&limit, &mut state, later, 100, grant.at);
     assert_eq!(limit.standing(&state, later).remaining, 0, "not a second time");
+}
+
+/// Two leases, each borrowed just before the other is given back: a node that goes on like this holds no more beyond a full bucket
+/// than what flows in one life.
+#[test]
+fn leases_that_are_swapped_for_new_ones_do_not_pile_up() {
+    let limit = Limit::TokenBucket(TokenBucket::new(1_000, Rate::per_second(1_000)).unwrap());
+    let terms = LeaseTerms::of_any_size(&limit, Consistency::LeaseFast).unwrap();
+    let mut now = Timestamp::from_micros(BEGIN_US);
+    let mut state = limit.fresh(now);
+    let mut held = terms.lend(&limit, &mut state, now, 400, 1);
+    for _ in 0..50 {
+        now = now.after(Micros::from_millis(9));
+        let next = terms.lend(&limit, &mut state, now, 400, 1);
+        terms.take_back(&limit, &mut state, now, held.permits, held.at);
+        held = next;
+        let beyond = (limit.standing(&state, now).remaining + held.permits).saturating_sub(1_000);
+        assert!(beyond <= terms.overshoot(&limit, 100), "{beyond} permits");
+    }
 }
 
 /// What is left and what is out were within the larger limit, not within the smaller one.

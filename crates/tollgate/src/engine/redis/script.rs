@@ -318,8 +318,7 @@ pub(super) fn change(
             command.said.arg("charge").arg(numbers.0);
         }
         Change::Return { permits, at, number, terms } => {
-            let lasting = if terms.counts_out() { -1 } else { cut(terms.life().get()) };
-            numbers.add([cut(permits), at.as_micros() as i64, lasting]);
+            numbers.add([cut(permits), at.as_micros() as i64, i64::from(terms.counts_out())]);
             command.said.arg("return").arg(numbers.0).arg(number);
         }
     }
