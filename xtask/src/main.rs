@@ -1,4 +1,4 @@
-//! The one task list: `cargo xtask test`, `cargo xtask bench NAME`, `cargo xtask faults`.
+//! The one task list: `cargo xtask test`, `cargo xtask bench NAME`, `cargo xtask faults`, `cargo xtask sim`.
 
 mod install;
 mod wheel;
@@ -41,6 +41,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Play seeds of nodes that hold leases against a store, with everything that can go wrong, and judge every decision.
+    Sim {
+        /// Handed on: --check, --json FILE, --seeds N, --seed S (one seed, with its timeline).
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
 }
 
 fn main() -> Result<()> {
@@ -48,6 +54,7 @@ fn main() -> Result<()> {
         Task::Test { long } => test(long),
         Task::Bench { name, options } => bench(&name, &options),
         Task::Faults { options } => faults(&options),
+        Task::Sim { options } => sim(&options),
     }
 }
 
@@ -104,6 +111,11 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
 fn faults(options: &[String]) -> Result<()> {
     install::programs(&SERVERS)?;
     let run = ["run", "--release", "--package", "tollgate-faults", "--bin", "tollgate-faults", "--", "run"];
+    succeed(cargo(&run).args(options))
+}
+
+fn sim(options: &[String]) -> Result<()> {
+    let run = ["run", "--release", "--package", "tollgate-testkit", "--bin", "simulate", "--"];
     succeed(cargo(&run).args(options))
 }
 

@@ -14,6 +14,7 @@ mod redis;
 mod replication;
 mod resp;
 mod sentinel;
+pub mod simulation;
 mod tls;
 mod usage;
 

@@ -119,16 +119,6 @@ impl TokenBucket {
         }
     }
 
-    /// Puts permits back that were taken and not used: what flowed meanwhile stopped at the brim without them.
-    pub(crate) fn credit(&self, state: &mut BucketState, now: Timestamp, permits: u64) {
-        let BucketState { level, at } = self.settle(*state, now);
-        // While somebody waits for a start that was promised, more would flow until then than was foreseen.
-        if permits > 0 && level >= 0 && level < self.full {
-            let level = level + self.units(permits.min(self.capacity()));
-            *state = BucketState { level: if level < self.full { level } else { self.full }, at };
-        }
-    }
-
     /// [`TokenBucket::settle`], for a state that is not dated too far ahead.
     #[inline]
     const fn refill(&self, state: BucketState, now: Timestamp) -> BucketState {

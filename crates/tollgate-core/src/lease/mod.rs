@@ -214,7 +214,8 @@ impl LeaseTerms {
         Grant { permits, at: now, life: self.life_of(limit, state, now) }
     }
 
-    /// Takes back what was not spent of a grant that was known by `at`, and has not ended.
+    /// Takes back what was not spent of a grant that was known by `at`. What has flowed in its place since does not come back a second
+    /// time: whoever borrows anew and gives back what is old would hold more and more beyond a full bucket.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
         match (self.lending, limit.lender(), state) {
             (Lending::Counted { .. }, Some(lender), State::Lent(lent)) => {
@@ -222,9 +223,6 @@ impl LeaseTerms {
             }
             // Nothing is out.
             (Lending::Counted { .. }, ..) => {}
-            (Lending::Plain { .. }, Some(lender), State::Bucket(bucket)) => {
-                lender.0.credit(bucket, now, permits);
-            }
             (Lending::Plain { .. } | Lending::UntilChange { .. }, _, state) => {
                 limit.refund(state, now, permits, at)
             }

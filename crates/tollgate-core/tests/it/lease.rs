@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 use tollgate_core::algorithm::{LeaseBucket, LeaseState};
-use tollgate_core::{Algorithm, Ask, Grant, Micros, Outcome, Rate, Timestamp, TokenBucket};
+use tollgate_core::{
+    Algorithm, Ask, Consistency, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms,
+    Limit, Micros, Outcome, Rate, SlidingCounter, Timestamp, TokenBucket,
+};
 
 const BEGIN_US: u64 = 1_700_000_000_000_000;
 
@@ -213,4 +216,92 @@ fn the_obvious_lease_would_exceed_the_limit() {
     let mut state = lease.fresh(start);
     assert_eq!(lease.lend(&mut state, start, 10, 1, life).permits, 10);
     assert_eq!(lease.lend(&mut state, later, 9, 1, life).permits, 0, "the room is taken");
+}
+
+/// A lease of ordinary debits is given back, but the store hangs and hears of it when as much has flowed: both together would be a
+/// second bucketful.
+#[test]
+fn what_has_flowed_in_place_of_a_lease_is_not_given_back_a_second_time() {
+    let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(100)).unwrap());
+    let terms = LeaseTerms::of_any_size(&limit, Consistency::LeaseFast).unwrap();
+    let start = Timestamp::from_micros(BEGIN_US);
+    let mut state = limit.fresh(start);
+    let grant = terms.lend(&limit, &mut state, start, 100, 1);
+    let mut in_time = state.clone();
+    terms.take_back(&limit, &mut in_time, start.after(Micros::from_millis(10)), 100, grant.at);
+    assert_eq!(limit.standing(&in_time, start.after(Micros::from_millis(10))).remaining, 100, "all of it");
+
+    let later = start.after(Micros::from_secs(1));
+    assert!(limit.decide(&mut state, later, Ask::of(100)).is_admitted(), "flowed back");
+    terms.take_back(&limit, &mut state, later, 100, grant.at);
+    assert_eq!(limit.standing(&state, later).remaining, 0, "not a second time");
+}
+
+/// Two leases, each borrowed just before the other is given back: a node that goes on like this holds no more beyond a full bucket
+/// than what flows in one life.
+#[test]
+fn leases_that_are_swapped_for_new_ones_do_not_pile_up() {
+    let limit = Limit::TokenBucket(TokenBucket::new(1_000, Rate::per_second(1_000)).unwrap());
+    let terms = LeaseTerms::of_any_size(&limit, Consistency::LeaseFast).unwrap();
+    let mut now = Timestamp::from_micros(BEGIN_US);
+    let mut state = limit.fresh(now);
+    let mut held = terms.lend(&limit, &mut state, now, 400, 1);
+    for _ in 0..50 {
+        now = now.after(Micros::from_millis(9));
+        let next = terms.lend(&limit, &mut state, now, 400, 1);
+        terms.take_back(&limit, &mut state, now, held.permits, held.at);
+        held = next;
+        let beyond = (limit.standing(&state, now).remaining + held.permits).saturating_sub(1_000);
+        assert!(beyond <= terms.overshoot(&limit, 100), "{beyond} permits");
+    }
+}
+
+/// What is left and what is out were within the larger limit, not within the smaller one.
+#[test]
+fn a_return_under_a_smaller_limit_stops_at_the_brim() {
+    let rate = Rate::per_second(10);
+    let (large, small) = (TokenBucket::new(100, rate).unwrap(), TokenBucket::new(10, rate).unwrap());
+    let (now, life) = (Timestamp::from_micros(BEGIN_US), Micros::from_secs(1));
+    let mut state = LeaseBucket(large).fresh(now);
+    let grant = LeaseBucket(large).lend(&mut state, now, 50, 1, life);
+    let lease = LeaseBucket(small);
+    // Ten are left and ten are out, as a store reads them under the smaller limit.
+    let mut state = LeaseState::new(&small, small.fresh(now), life, grant.at, [50, 0]);
+    lease.take_back(&mut state, now, 50, grant.at);
+    assert_eq!(lease.standing(&state, now).remaining, 10);
+    assert_eq!(lease.full_at(&state), now);
+}
+
+/// A failover may have lost any key, also one that is not there any more: nothing comes before it would if all had been taken.
+#[test]
+fn a_key_that_is_not_there_is_distrusted_after_a_failover() {
+    let (rate, since) = (Rate::per_second(10), Timestamp::from_micros(BEGIN_US));
+    let limits = [
+        Limit::TokenBucket(TokenBucket::new(10, rate).unwrap()),
+        Limit::IntervalBucket(IntervalBucket::new(10, rate).unwrap()),
+        Limit::LeakyBucket(LeakyBucket::new(10, rate, LeakyMode::Meter).unwrap()),
+        Limit::FixedWindow(FixedWindow::new(rate).unwrap()),
+        Limit::SlidingCounter(SlidingCounter::new(rate, 10, false).unwrap()),
+        Limit::SlidingCounter(SlidingCounter::new(rate, 2, true).unwrap()),
+    ];
+    for limit in limits {
+        for ms in [0, 50, 99] {
+            let now = since.after(Micros::from_millis(ms));
+            let mut state = limit.fresh(since);
+            limit.distrust(&mut state, now, since, Micros::ZERO);
+            assert_eq!(limit.standing(&state, now).remaining, 0, "{limit:?} after {ms} ms");
+        }
+    }
+}
+
+/// A guard that stays on must not take the time that has passed since for a clock that was set back.
+#[test]
+fn a_counter_forgets_nothing_long_after_a_failover() {
+    let since = Timestamp::from_micros(BEGIN_US);
+    let limit = Limit::SlidingCounter(SlidingCounter::new(Rate::per_second(10), 10, false).unwrap());
+    let now = since.after(Micros::from_secs(5));
+    let mut state = limit.fresh(now);
+    assert!(limit.decide(&mut state, now, Ask::of(7)).is_admitted());
+    limit.distrust(&mut state, now, since, Micros::ZERO);
+    assert_eq!(limit.standing(&state, now).remaining, 3);
 }

@@ -9,4 +9,5 @@ mod process; // how a program is held, ended and looked at
 mod proxy; // how badly bytes can be carried
 mod redis; // one server: where it listens, what it survives, how it ends
 mod sentinel; // elections among three stores
+mod simulation; // leases under everything that can go wrong, from seeds
 mod tls; // who is let in

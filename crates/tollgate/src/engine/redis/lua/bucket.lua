@@ -152,7 +152,8 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-elseif op == 'refund' then
+elseif op == 'refund' or op == 'return' and struct.unpack('>i8', ARGV[3], position + 16) == 0 then
+  -- What was lent and not counted as out was taken like any other.
   local cost, start = struct.unpack('>i8i8', ARGV[3], position)
   local credit = 0
   cost, start = min(cost, size) * unit, floor(start / tick)
@@ -175,22 +176,16 @@ elseif op == 'refund' then
     level, changed = min(cap, level + credit), true
   end
 elseif op == 'return' then
-  local permits, since, counted = struct.unpack('>i8i8i8', ARGV[3], position)
-  if counted == 0 then
-    -- While somebody waits for a start that was promised, more would flow until then than was foreseen.
-    if permits > 0 and level >= 0 and level < full then
-      level, changed = min(full, level + min(permits, size) * unit), true
-    end
-  else
-    permits = min(permits, out + before)
-    if permits > 0 and floor(floor(since / tick) / life) >= epoch - 1 then
-      -- From the earlier ones first, whichever it was: then the others count for too long, never for too short.
-      local early = min(permits, before)
-      out, before, changed = out - (permits - early), before - early, true
-      if level >= 0 then
-        -- Under a limit that was made smaller meanwhile, no more than there is room for.
-        level = max(level, min(level + permits * unit, full - (out + before) * unit))
-      end
+  local permits, since = struct.unpack('>i8i8', ARGV[3], position)
+  permits = min(permits, out + before)
+  if permits > 0 and floor(floor(since / tick) / life) >= epoch - 1 then
+    -- From the earlier ones first, whichever it was: then the others count for too long, never for too short.
+    local early = min(permits, before)
+    out, before, changed = out - (permits - early), before - early, true
+    -- While somebody waits for a start that was promised, only room comes back. Under a limit that was made smaller meanwhile, no
+    -- more than there is room for.
+    if level >= 0 then
+      level = max(level, min(level + permits * unit, full - (out + before) * unit))
     end
   end
 elseif op == 'charge' then
