@@ -123,7 +123,9 @@ fn play(
 /// What an event asks of the store.
 fn ask(lease: &LeaseBucket, life: Micros, state: &mut LeaseState, now: Timestamp, event: Event) {
     match event {
-        Event::Lease { wanted, .. } => drop(lease.lend(state, now, wanted, 1, life)),
+        Event::Lease { wanted, .. } => {
+            lease.lend(state, now, wanted, 1, life);
+        }
         Event::Take { permits, wait_us } => {
             lease.decide(state, now, Ask::of(permits).within(Micros::new(wait_us)));
         }

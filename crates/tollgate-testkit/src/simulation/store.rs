@@ -62,7 +62,9 @@ pub(super) struct Store {
     /// How far its clock is from real time.
     ahead_us: i64,
     guard: Option<Timestamp>,
-    has_stepped_back: bool,
+    /// After a clock was set back, a state that was deleted has forgotten what it had seen. And what is given back after a guarded
+    /// failover makes a state full before its time: when it is deleted, the key is distrusted again, which only denies more.
+    twin_may_differ: bool,
     flaw: Option<Flaw>,
 }
 
@@ -81,7 +83,7 @@ impl Store {
             written: Vec::new(),
             ahead_us: (BEGIN_US + phase_us) as i64,
             guard: None,
-            has_stepped_back: false,
+            twin_may_differ: false,
             flaw,
         }
     }
@@ -94,7 +96,7 @@ impl Store {
     /// Sets the clock.
     pub(super) fn step(&mut self, by_us: i64) {
         self.ahead_us += by_us;
-        self.has_stepped_back |= by_us < 0;
+        self.twin_may_differ |= by_us < 0;
     }
 
     /// Decides, then lends, at one instant.
@@ -121,8 +123,7 @@ impl Store {
         Answer {
             outcome,
             grant,
-            // After a clock was set back, a state that was deleted has forgotten what it had seen.
-            alike: self.has_stepped_back || (outcome, grant) == (twin_outcome, twin_grant),
+            alike: self.twin_may_differ || (outcome, grant) == (twin_outcome, twin_grant),
             batch_alike: ask.is_none_or(|ask| self.is_batch_alike(&seen, now, ask.cost)),
             retry_exact,
         }
@@ -152,6 +153,7 @@ impl Store {
             terms.take_back(&self.limit, &mut twin, now, permits, at);
             self.write(real_us, key, &seen, state, twin, 0);
             self.slots[key].returns = returns + 1;
+            self.twin_may_differ |= self.guard.is_some();
         }
         Returned::Taken { changed, returns: returns + u64::from(changed) }
     }
