@@ -263,64 +263,101 @@ fn best_share(nodes: f64, life_secs: f64, per_second: f64) -> (f64, f64) {
 
 const SIDE_NODES: u32 = 8;
 const SIDE_PERMITS: u64 = 10_000;
+/// Tasks that each ask, wait for the answer and ask again.
+const SIDE_TASKS: u64 = 256;
 
-/// The same limit in three ways, at three times what it admits.
+/// The same limit in three ways: never reached, as fast as it is answered; and at three times what it admits.
 fn side_by_side(report: &mut Report, _: usize, duration: Duration) -> Result<()> {
-    let duration = duration * 3;
     let limit = bucket(SIDE_PERMITS, SIDE_PERMITS)?;
+    println!("  never reached: {HOT_KEYS} keys, one node, {SIDE_TASKS} tasks on two threads");
     println!(
-        "  one key, {SIDE_PERMITS}/s and as much at once, {SIDE_NODES} nodes, {} requests/s",
+        "  at its end: one key, {SIDE_PERMITS}/s and as much at once, {SIDE_NODES} nodes, {} requests/s",
         SIDE_PERMITS * 3
     );
-    println!(
-        "  | consistency | decisions/s | Redis calls per decision | excess, permits | promised | utilisation |"
-    );
-    println!("  | --- | --- | --- | --- | --- | --- |");
+    let mut table = vec![
+        "| | never reached: decisions/s | calls per decision | at its end: calls per decision | excess | promised | utilisation |"
+            .to_owned(),
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |".to_owned(),
+    ];
     for consistency in Consistency::ALL {
-        let server = RedisServer::build().tcp().start();
-        let row = on_two_threads(async {
-            let nodes = nodes(&server, SIDE_NODES, limit, consistency).await?;
-            let before: u64 = nodes.iter().map(|node| node.engine.stats().calls).sum();
-            let per_node = SIDE_PERMITS as f64 * 3.0 / f64::from(SIDE_NODES);
-            let tasks: Vec<_> = nodes
-                .iter()
-                .map(|node| tokio::spawn(admissions(node.limiter.clone(), per_node, duration)))
-                .collect();
-            let (mut admitted, mut decisions) = (Vec::new(), 0);
-            for task in tasks {
-                let (times, count) = task.await??;
-                admitted.extend(times);
-                decisions += count;
-            }
-            let calls = nodes.iter().map(|node| node.engine.stats().calls).sum::<u64>() - before;
-            let overshoot = nodes.iter().map(|node| node.guard.lease_stats().overshoot).max().unwrap_or(0);
-            Ok((admitted, decisions, calls, overshoot))
-        })?;
-        let (mut admitted, decisions, calls, promised) = row;
+        let name = consistency.as_str();
+        let (free, free_calls) = never_reached(consistency, duration)?;
+        let Exhausted { mut admitted, decisions, calls, promised } =
+            at_its_end(limit, consistency, duration * 3)?;
         let bound = Bound { burst: SIDE_PERMITS, permits: SIDE_PERMITS, period_us: 1_000_000 };
         let excess = bound.excess(&mut admitted).permits;
-        let took = duration.as_secs_f64();
-        let used = admitted.len() as f64 / (SIDE_PERMITS as f64 * (1.0 + took));
-        println!(
-            "  | {} | {:.0} | {:.4} | {excess} | {promised} | {:.1} % |",
-            consistency.as_str(),
-            decisions as f64 / took,
-            calls as f64 / decisions as f64,
+        let used = admitted.len() as f64 / (SIDE_PERMITS as f64 * (1.0 + (duration * 3).as_secs_f64()));
+        let calls = calls as f64 / decisions as f64;
+        table.push(format!(
+            "| `{name}` | {free:.0} | {free_calls:.5} | {calls:.3} | {excess} | {promised} | {:.1} % |",
             used * 100.0
-        );
+        ));
         report.figure(
-            &format!("side by side, {}", consistency.as_str()),
-            json!({"decisions/s": decisions as f64 / took, "calls per decision": calls as f64 / decisions as f64,
-                   "excess": excess, "promised": promised, "utilisation": used}),
+            &format!("side by side, {name}"),
+            json!({"never reached, decisions/s": free, "never reached, calls per decision": free_calls,
+                   "at its end, calls per decision": calls, "excess": excess, "promised": promised,
+                   "utilisation": used}),
         );
         report.bar(
-            &format!("{}: excess, permits", consistency.as_str()),
+            &format!("{name}: excess, permits"),
             excess as f64,
             excess <= promised + NOISE,
             &format!("<= {promised}, and {NOISE} for clocks that differ"),
         );
     }
+    table.iter().for_each(|line| println!("  {line}"));
     Ok(())
+}
+
+/// Decisions a second, and calls for each of them, on keys whose limit is never reached.
+fn never_reached(consistency: Consistency, duration: Duration) -> Result<(f64, f64)> {
+    let server = RedisServer::build().tcp().start();
+    on_two_threads(async {
+        let node = node(&server, bucket(10_000_000, 10_000_000)?, consistency).await?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks: Vec<_> = (0..SIDE_TASKS)
+            .map(|number| tokio::spawn(ask(node.limiter.clone(), number, Arc::clone(&stop))))
+            .collect();
+        tokio::time::sleep(duration).await;
+        stop.store(true, Ordering::Relaxed);
+        let mut all = Seen::new()?;
+        for task in tasks {
+            all.add(&task.await??)?;
+        }
+        let rate = all.decisions as f64 / duration.as_secs_f64();
+        Ok((rate, node.engine.stats().calls as f64 / all.decisions as f64))
+    })
+}
+
+/// What was seen of a key that is asked for more often than it can be admitted.
+struct Exhausted {
+    /// When, and how many.
+    admitted: Vec<(u64, u64)>,
+    decisions: u64,
+    calls: u64,
+    promised: u64,
+}
+
+fn at_its_end(limit: Limit, consistency: Consistency, duration: Duration) -> Result<Exhausted> {
+    let server = RedisServer::build().tcp().start();
+    on_two_threads(async {
+        let nodes = nodes(&server, SIDE_NODES, limit, consistency).await?;
+        let calls = || nodes.iter().map(|node| node.engine.stats().calls).sum::<u64>();
+        let before = calls();
+        let per_node = SIDE_PERMITS as f64 * 3.0 / f64::from(SIDE_NODES);
+        let tasks: Vec<_> = nodes
+            .iter()
+            .map(|node| tokio::spawn(admissions(node.limiter.clone(), per_node, duration)))
+            .collect();
+        let (mut admitted, mut decisions) = (Vec::new(), 0);
+        for task in tasks {
+            let (times, count) = task.await??;
+            admitted.extend(times);
+            decisions += count;
+        }
+        let promised = nodes.iter().map(|node| node.guard.lease_stats().overshoot).max().unwrap_or(0);
+        Ok(Exhausted { admitted, decisions, calls: calls() - before, promised })
+    })
 }
 
 /// What flows in the millisecond by which the store's clock and this process's may differ.

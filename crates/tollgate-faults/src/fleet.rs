@@ -23,24 +23,33 @@ pub(crate) struct Plan {
     /// Checks a second, by all of them together.
     pub(crate) rate: u64,
     pub(crate) hot_keys: u64,
+    pub(crate) warm_keys: u64,
     pub(crate) zipf: bool,
     pub(crate) failover_guard: bool,
     pub(crate) seed: u64,
 }
 
 impl Plan {
-    /// Three hot keys, each asked for three times as often as it can be admitted.
+    /// One key that is asked for three times as often as it can be admitted, so that everything is spent at once, and one that is asked
+    /// for less often, so that something is always held.
     pub(crate) fn new(consistency: &'static str, seed: u64) -> Self {
         Self {
             consistency,
-            burst: 1_000,
-            permits: 1_000,
-            rate: 9_000,
-            hot_keys: 3,
+            burst: 10_000,
+            permits: 10_000,
+            rate: 36_000,
+            hot_keys: 1,
+            warm_keys: 1,
             zipf: false,
             failover_guard: false,
             seed,
         }
+    }
+
+    /// Three smaller ones, and many others that are asked for as often all together.
+    pub(crate) fn mixed(consistency: &'static str, seed: u64) -> Self {
+        let hot = Self::new(consistency, seed);
+        Self { burst: 1_000, permits: 1_000, rate: 18_000, hot_keys: 3, warm_keys: 0, zipf: true, ..hot }
     }
 
     /// How long a lease lasts.
@@ -89,6 +98,7 @@ impl Fleet {
                 ("--burst", plan.burst),
                 ("--permits", plan.permits),
                 ("--hot-keys", plan.hot_keys),
+                ("--warm-keys", plan.warm_keys),
             ] {
                 command.args([name, &value.to_string()]);
             }

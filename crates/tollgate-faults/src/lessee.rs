@@ -46,10 +46,13 @@ pub struct Lessee {
     /// Permits a second.
     #[arg(long)]
     permits: u64,
-    /// Keys of which each gets an equal part of half of the checks, or of all.
+    /// Keys that are asked for most often, each as often as the others.
     #[arg(long)]
     hot_keys: u64,
-    /// Whether the other half goes to many keys of which some are much more common.
+    /// Keys that are each asked for a fifth as often.
+    #[arg(long)]
+    warm_keys: u64,
+    /// Whether half of the checks go to many other keys, of which some are much more common.
     #[arg(long)]
     zipf: bool,
     /// Whether keys count as used up after a failover.
@@ -190,11 +193,15 @@ impl Lessee {
     }
 
     fn draw(&self, random: &mut Random) -> u32 {
+        let named = self.hot_keys + self.warm_keys;
         let key = if !self.zipf || random.one_in(2) {
-            random.below(self.hot_keys)
+            match random.below(self.hot_keys * 5 + self.warm_keys) {
+                hot if hot < self.hot_keys * 5 => hot / 5,
+                warm => warm - self.hot_keys * 5 + self.hot_keys,
+            }
         } else {
             // The product of two even draws leans to the small ones.
-            self.hot_keys + random.below(ZIPF_KEYS) * random.below(ZIPF_KEYS) / ZIPF_KEYS
+            named + random.below(ZIPF_KEYS) * random.below(ZIPF_KEYS) / ZIPF_KEYS
         };
         key as u32
     }

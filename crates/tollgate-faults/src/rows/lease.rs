@@ -20,7 +20,6 @@ fn micros(time: Duration) -> u64 {
 /// Eight nodes on hot keys and many others. One is killed, two stand still for a while.
 fn eight(pace: Pace, plan: Plan) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
-    let plan = Plan { zipf: true, rate: 18_000, ..plan };
     let mut fleet = Fleet::start(&vec![address(&server); 8], plan);
     // At least ten times as long as it takes to fill a bucket.
     let part = (pace.baseline + pace.fault + pace.recovery).max(Duration::from_secs(10)) / 4;
@@ -58,12 +57,12 @@ fn note_calls(judge: &mut Judge, seen: &Seen) {
 }
 
 pub(super) fn eight_lease(pace: Pace, seed: u64) -> Option<Judge> {
-    eight(pace, Plan::new("lease", seed))
+    eight(pace, Plan::mixed("lease", seed))
 }
 
 pub(super) fn eight_lease_fast(pace: Pace, seed: u64) -> Option<Judge> {
     // A lease lasts for a hundredth of the time to full: with a larger burst that is long enough to be worth it.
-    eight(pace, Plan { burst: 5_000, ..Plan::new("lease_fast", seed) })
+    eight(pace, Plan { burst: 5_000, ..Plan::mixed("lease_fast", seed) })
 }
 
 /// One of three holds leases when it is killed.
@@ -109,6 +108,8 @@ pub(super) fn stopped(pace: Pace, seed: u64) -> Option<Judge> {
         .filter(|it| (paused + lease_us..resumed).contains(&it.at_us))
         .count();
     judge.decision("spent after the end of its leases: 0", late, late == 0);
+    let expired = seen.lending[2].as_ref().map_or(0, |it| it.expired);
+    judge.decision("what it held has expired", expired, expired > 0);
     let later = seen.throughput(resumed + 2 * lease_us, seen.end);
     judge.measure("afterwards >= 95% of the rate", format!("{:.1}%", later * 100.0), later >= 0.95);
     Some(judge)
@@ -162,7 +163,7 @@ pub(super) fn cut_off(pace: Pace, seed: u64) -> Option<Judge> {
 pub(super) fn given_back(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
     // Not exhausted: there is something to give back.
-    let plan = Plan { rate: 3_000, burst: 5_000, permits: 5_000, ..Plan::new("lease", seed) };
+    let plan = Plan { rate: 6_000, warm_keys: 0, ..Plan::new("lease", seed) };
     let mut fleet = Fleet::start(&vec![address(&server); 3], plan);
     fleet.mark("load begins");
     fleet.wait(pace.baseline);

@@ -204,13 +204,12 @@ impl Inner {
     #[inline]
     fn decide(self: &Arc<Self>, key: &str, ask: Ask) -> Result<Decision, u64> {
         let limit = self.store.limit();
-        if ask.cost == 0 || ask.cost > limit.size() {
+        if ask.cost == 0 || ask.cost > limit.size() || self.closed.load(Ordering::SeqCst) {
             return Err(0);
         }
-        let Some(parts) = self.parts() else { return Err(0) };
         let now = self.clock.exact_now();
         let asked = (ask.cost, ask.wait.is_some());
-        match self.table.decide(key, asked, now, limit, &self.terms, Some(parts)) {
+        match self.table.decide(key, asked, now, limit, &self.terms, self.parts()) {
             Local::Decided(decision) => Ok(decision),
             Local::DecidedFetch(decision, key, ahead) => {
                 let fetch = Borrowing::begin(self).borrow(key, Ask::of(0), ahead);

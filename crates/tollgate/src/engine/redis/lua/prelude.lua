@@ -50,6 +50,10 @@ if ARGV[2] == 'return' then
   if returns ~= tonumber(ARGV[4]) then
     return { -1, now, returns }
   end
+  -- Whether what was lent before this server took over is known here, nobody can tell: it stays where it is.
+  if given(ARGV[5]) and struct.unpack('>i8', ARGV[3], #ARGV[3] - 15) < struct.unpack('>i8', ARGV[5]) then
+    return { 0, now }
+  end
 end
 
 -- Until `full_at` the state matters. A second more covers the server's own, coarser clock of expiries.
