@@ -54,7 +54,7 @@ impl Plan {
 
     /// How long a lease lasts.
     pub(crate) fn life(&self) -> Duration {
-        let parts = if self.consistency == "lease" { 5 } else { 100 };
+        let parts = if self.consistency == "lease" { 5 } else { 20 };
         Duration::from_micros(self.burst * 1_000_000 / self.permits / parts).min(Duration::from_secs(1))
     }
 

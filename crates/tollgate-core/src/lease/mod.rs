@@ -117,12 +117,12 @@ impl LeaseTerms {
     /// The same, whether or not it is worth it.
     pub fn of_any_size(limit: &Limit, consistency: Consistency) -> Result<Self, StaysStrict> {
         let size = limit.size();
-        // A fifth of the time to full costs no throughput; a hundredth is the part by which a burst may be too large.
+        // A fifth of the time to full costs no throughput; a twentieth is the part by which a burst may be too large.
         let part = |parts: u64| Micros::new(limit.horizon().get() / parts).min(LIFE_MAX);
         let bucket = match consistency {
             Consistency::Strict => return Err(StaysStrict::Chosen),
             Consistency::Lease => Lending::Counted { life: part(5) },
-            Consistency::LeaseFast => Lending::Plain { life: part(100) },
+            Consistency::LeaseFast => Lending::Plain { life: part(20) },
         };
         let until_change =
             |length: u64| Lending::UntilChange { at_most: Micros::new(length / 5).min(LIFE_MAX) };

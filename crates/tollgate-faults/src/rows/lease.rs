@@ -61,7 +61,7 @@ pub(super) fn eight_lease(pace: Pace, seed: u64) -> Option<Judge> {
 }
 
 pub(super) fn eight_lease_fast(pace: Pace, seed: u64) -> Option<Judge> {
-    // A lease lasts for a hundredth of the time to full: with a larger burst that is long enough to be worth it.
+    // A lease lasts for a twentieth of the time to full: with a larger burst that is long enough to be worth it.
     eight(pace, Plan { burst: 5_000, ..Plan::mixed("lease_fast", seed) })
 }
 

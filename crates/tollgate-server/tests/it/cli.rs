@@ -129,8 +129,8 @@ api:
         [
             "token_bucket: lease, for about 200 ms at a time, among at most 11 nodes (with more it is strict); never more than \
              the limit",
-            "leaky_bucket: lease_fast, for about 100 ms at a time, among at most 101 nodes (with more it is strict); a burst can \
-             be larger by 100 permits, the rate never",
+            "leaky_bucket: lease_fast, for about 500 ms at a time, among at most 101 nodes (with more it is strict); a burst can \
+             be larger by 500 permits, the rate never",
             "fixed_window: stays strict, not lease: 100 permits are too few to lend from: at least 200",
             "sliding_window: stays strict, not lease: a log and a queue know the time of every request, which a lease does not",
         ],
