@@ -30,7 +30,7 @@ if current > window then
   window = current
 end
 
-if given(ARGV[5]) and window == floor(struct.unpack('>i8', ARGV[5]) / length) then
+if ARGV[5] and window == floor(struct.unpack('>i8', ARGV[5]) / length) then
   -- The window in which the server took over has nothing left.
   taken = max(taken, limit)
 end
@@ -62,7 +62,7 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if given(ARGV[4]) then
+  if ARGV[4] and ARGV[4] ~= '' then
     local wanted, parts = struct.unpack('>i8i8', ARGV[4])
     local lent = max(0, min(wanted, ceil((limit - taken) / parts)))
     changed = changed or redated and wanted > 0

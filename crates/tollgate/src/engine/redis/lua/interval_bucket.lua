@@ -17,7 +17,7 @@ if stored[1] or stored[2] then
   tokens, last = max(-capacity - refill, min(whole(stored[1]), capacity)), whole(stored[2])
 end
 
-if given(ARGV[5]) then
+if ARGV[5] then
   local since = struct.unpack('>i8', ARGV[5])
   if not stored[2] or last <= since then
     -- Empty when the server took over, and for the period that begins there.
@@ -59,7 +59,7 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if given(ARGV[4]) then
+  if ARGV[4] and ARGV[4] ~= '' then
     local wanted, parts = struct.unpack('>i8i8', ARGV[4])
     local lent = max(0, min(wanted, ceil(tokens / parts)))
     changed = changed or redated and wanted > 0

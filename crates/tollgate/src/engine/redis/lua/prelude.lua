@@ -9,7 +9,7 @@
 --            refund  cost, start of the grant
 --            return  the same
 --            charge  cost
--- ARGV[4]  ask: nothing, or three numbers of what is to be lent when all asks are answered: how many permits are wanted; into how
+-- ARGV[4]  ask: nothing or '', or three numbers of what is to be lent when all asks are answered: how many permits are wanted; into how
 --          many parts what is left is cut, of which one is lent; how long it is counted as out, in microseconds (0: it is an
 --          ordinary debit)
 --          return: how many returns there were before, for all that the caller knows
@@ -39,11 +39,6 @@ local function whole(text, absent)
   return number
 end
 
--- Whether there is such an argument.
-local function given(text)
-  return text and text ~= ''
-end
-
 -- What is given back counts once: the second time it is not its turn any more.
 if ARGV[2] == 'return' then
   local returns = whole(call('HMGET', KEYS[1], 'returns')[1], 0)
@@ -51,7 +46,7 @@ if ARGV[2] == 'return' then
     return { -1, now, returns }
   end
   -- Whether what was lent before this server took over is known here, nobody can tell: it stays where it is.
-  if given(ARGV[5]) and struct.unpack('>i8', ARGV[3], #ARGV[3] - 15) < struct.unpack('>i8', ARGV[5]) then
+  if ARGV[5] and struct.unpack('>i8', ARGV[3], #ARGV[3] - 15) < struct.unpack('>i8', ARGV[5]) then
     return { 0, now }
   end
 end

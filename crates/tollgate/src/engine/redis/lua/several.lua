@@ -8,7 +8,8 @@
 local calls, all = {}, true
 for number = 1, #KEYS do
   local algorithm = algorithms[ARGV[3 * number - 1]]
-  local arguments = { '', 'look', ARGV[3 * number], '', ARGV[3 * number + 1] }
+  local doubt = ARGV[3 * number + 1]
+  local arguments = { '', 'look', ARGV[3 * number], '', doubt ~= '' and doubt or nil }
   local answer = algorithm({ KEYS[number] }, arguments)
   all = all and answer[1] == 1
   arguments[2] = 'ask'

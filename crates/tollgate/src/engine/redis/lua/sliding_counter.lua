@@ -50,7 +50,7 @@ if redated then
   counts, seen, tail = { [floor(now / length)] = min(total, 3 * limit) }, now, now
 end
 local time = max(now, seen)
-if given(ARGV[5]) then
+if ARGV[5] then
   -- The sub-bucket in which the server took over counts as much as the limit.
   local since = struct.unpack('>i8', ARGV[5])
   local index = floor(since / length)
@@ -136,7 +136,7 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if given(ARGV[4]) then
+  if ARGV[4] and ARGV[4] ~= '' then
     local wanted, parts = struct.unpack('>i8i8', ARGV[4])
     local left = earliest == time and limit - used(time) or 0
     local lent = max(0, min(wanted, ceil(left / parts)))
