@@ -133,9 +133,12 @@ pub enum State {
 /// Runs `$body` with the algorithm and its own state; a state of another algorithm counts as none.
 macro_rules! dispatch {
     ($limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {
-        match ($limit.lender(), $state) {
-            (Some($it), State::Lent($own)) => $body,
-            (_, state) => dispatch!(@plain $limit, state, $now, |$it, $own| $body),
+        if let State::Lent($own) = $state
+            && let Some($it) = $limit.lender()
+        {
+            $body
+        } else {
+            dispatch!(@plain $limit, $state, $now, |$it, $own| $body)
         }
     };
     (@plain $limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {

@@ -290,6 +290,7 @@ impl GivenUp {
                 Ok(None) => return Some(number + 1),
                 // Perhaps it was this one.
                 Ok(Some(_)) if !is_known => return None,
+                // Surely others: a connection carries what is said once, once.
                 Ok(Some(others)) => number = others,
                 Err(why) if why.may_have_run() => is_known = false,
                 Err(_) => return None,

@@ -39,13 +39,13 @@ impl Call {
             let tasks = self.inner.tasks.clone();
             tasks.hand_over(self.follow(batch));
         }
-        answers.map(|answers| answers.first().copied().unwrap_or(Done::Changed))
+        answers.map(|answers| answers.into_iter().next().unwrap_or(Done::Changed))
     }
 
     /// The calls for those who have waited.
     async fn follow(self, mut batch: Batch) {
         loop {
-            let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
+            let steps: Vec<_> = batch.iter().map(|waiter| waiter.step.clone()).collect();
             let (answers, told) = self.make(&steps, Instant::now() + self.deadline).await;
             match answers {
                 Ok(answers) => {
@@ -114,7 +114,7 @@ impl Call {
         let questions: Vec<_> = steps
             .iter()
             .filter_map(|step| match step {
-                Step::Ask(question) => Some(*question),
+                Step::Ask(question) => Some(question.clone()),
                 Step::Change(_) | Step::Reset => None,
             })
             .collect();
@@ -141,7 +141,7 @@ impl Call {
                 let told = denied.then_some(Remembered { memory, at: now, sent, received });
                 let answers = questions.iter().zip(decisions).map(|(question, decision)| {
                     let lent = grant.filter(|_| matches!(question, Question::Borrow(..)));
-                    Done::Answered(decision, lent.map(|grant| Lent { grant, sent: asked }))
+                    Done::Answered(decision, lent.map(|grant| Box::new(Lent { grant, sent: asked })))
                 });
                 (Ok(answers.collect()), told)
             }

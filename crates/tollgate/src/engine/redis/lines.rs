@@ -28,7 +28,7 @@ const WAITING_MAX: usize = 16_384;
 const LINES_MAX: usize = 2_048;
 
 /// What is done on one key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Ask(Question),
     Change(Change),
@@ -36,14 +36,14 @@ pub(super) enum Step {
 }
 
 impl Step {
-    fn waits(self) -> bool {
+    fn waits(&self) -> bool {
         match self {
             Self::Ask(question) => question.ask().wait.is_some(),
             Self::Change(_) | Self::Reset => false,
         }
     }
 
-    const fn borrows(self) -> bool {
+    const fn borrows(&self) -> bool {
         matches!(self, Self::Ask(Question::Borrow(..)))
     }
 }
@@ -62,10 +62,10 @@ fn searches_max(limit: &Limit) -> usize {
 }
 
 /// What became of a step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Done {
     /// It was answered, and this was lent with the answer.
-    Answered(Decision, Option<Lent>),
+    Answered(Decision, Option<Box<Lent>>),
     /// The change was made.
     Changed,
     /// It was given back out of turn, and so not at all: this would be its number.
@@ -191,7 +191,7 @@ impl Lines {
         limiter: u32,
         key: &Arc<str>,
         limit: &Limit,
-        step: Step,
+        step: &Step,
         now: Instant,
     ) -> Entered {
         let mut shard = self.shard(key).lock();
@@ -213,11 +213,11 @@ impl Lines {
                 return Entered::Full;
             }
             let (answer, receiver) = oneshot::channel();
-            line.waiting.push_back(Waiter { step, answer });
+            line.waiting.push_back(Waiter { step: step.clone(), answer });
             return Entered::Wait(receiver);
         }
         if let (Step::Ask(Question::Take(ask)), Some(remembered)) = (step, &line.remembered)
-            && let Some(denied) = self.remembering.denies(remembered, limit, ask, now)
+            && let Some(denied) = self.remembering.denies(remembered, limit, *ask, now)
         {
             return Entered::Denied(denied);
         }
@@ -420,7 +420,7 @@ mod tests {
     /// A caller who leads does its own call, and then those of the ones behind it.
     fn caller(lines: &Lines, store: &Store, key: &LineKey, now: Instant) {
         let step = Step::Ask(Question::Take(Ask::of(1)));
-        match lines.enter(key.limiter, &key.key, &store.limit, step, now) {
+        match lines.enter(key.limiter, &key.key, &store.limit, &step, now) {
             Entered::Denied(decision) => store.tell(&decision),
             Entered::Full => panic!("a line of four is not full"),
             Entered::Wait(answer) if thread_rng().gen_ratio(1, 3) => drop(answer),
@@ -445,7 +445,7 @@ mod tests {
                     if batch.is_empty() {
                         return;
                     }
-                    let steps: Vec<_> = batch.iter().map(|waiter| waiter.step).collect();
+                    let steps: Vec<_> = batch.iter().map(|waiter| waiter.step.clone()).collect();
                     let (answers, next) = store.call(&steps, now);
                     told = next;
                     for (number, waiter) in batch.into_iter().enumerate() {

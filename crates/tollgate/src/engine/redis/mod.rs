@@ -331,8 +331,8 @@ impl RedisLimiter {
         ask: Ask,
         wanted: Wanted,
     ) -> Result<(Decision, Option<Lent>), StoreError> {
-        match self.step(key, Step::Ask(Question::Borrow(ask, wanted))).await? {
-            Done::Answered(decision, lent) => Ok((decision, lent)),
+        match self.step(key, Step::Ask(Question::Borrow(ask, Box::new(wanted)))).await? {
+            Done::Answered(decision, lent) => Ok((decision, lent.map(|lent| *lent))),
             Done::Changed | Done::OutOfTurn(_) => Err(Self::unanswered()),
         }
     }
@@ -346,7 +346,8 @@ impl RedisLimiter {
         number: u64,
         terms: LeaseTerms,
     ) -> Result<Option<u64>, StoreError> {
-        let change = Change::Return { permits: lease.left, at: lease.at, number, terms };
+        let counted = terms.counts_out();
+        let change = Change::Return { permits: lease.left, at: lease.at, number, counted };
         match self.step(key, Step::Change(change)).await? {
             Done::Changed => Ok(None),
             Done::OutOfTurn(number) => Ok(Some(number)),
@@ -400,7 +401,7 @@ impl RedisLimiter {
         let key = self.key(key);
         let now = Instant::now();
         let deadline = now + self.deadline;
-        match self.inner.lines.enter(self.id, &key, &self.limit, step, now) {
+        match self.inner.lines.enter(self.id, &key, &self.limit, &step, now) {
             Entered::Denied(decision) => {
                 self.inner.counters.remembered.fetch_add(1, Ordering::Relaxed);
                 Ok(Done::Answered(decision, None))

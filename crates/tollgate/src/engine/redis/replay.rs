@@ -487,7 +487,7 @@ mod tests {
             && random.one_in(3)
         {
             let wanted = Wanted { permits: random.below(limit.size()), parts: 1 + random.below(3), terms };
-            questions.push(Question::Borrow(Ask::of(1), wanted));
+            questions.push(Question::Borrow(Ask::of(1), Box::new(wanted)));
         }
         questions
     }

@@ -89,25 +89,25 @@ impl Scripts {
     }
 }
 
-/// A question that a call answers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A question that a call answers. Kept small: thousands may wait.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Question {
     /// Takes permits.
     Take(Ask),
     /// The same without taking them.
     Peek(Ask),
     /// Takes permits, and borrows others.
-    Borrow(Ask, Wanted),
+    Borrow(Ask, Box<Wanted>),
 }
 
 impl Question {
-    pub(super) const fn ask(self) -> Ask {
+    pub(super) const fn ask(&self) -> Ask {
         let (Self::Take(ask) | Self::Peek(ask) | Self::Borrow(ask, _)) = self;
-        ask
+        *ask
     }
 
     /// Whether it takes permits.
-    pub(super) const fn takes(self) -> bool {
+    pub(super) const fn takes(&self) -> bool {
         !matches!(self, Self::Peek(_))
     }
 }
@@ -138,7 +138,8 @@ pub(super) enum Change {
         permits: u64,
         at: Timestamp,
         number: u64,
-        terms: LeaseTerms,
+        /// Whether it was counted as out.
+        counted: bool,
     },
 }
 
@@ -153,8 +154,9 @@ impl Doubt {
     /// What is not believed of the keys of a server, for a limit whose permits are lent for `life` and that wants to know.
     pub(super) fn of(limit: &Limit, distrust: Option<Micros>, server: Bearings) -> Option<Self> {
         let life = distrust?;
-        let horizon = Micros::new(limit.horizon().get().saturating_add(life.get()));
-        let since = server.takeover?.within(horizon)?;
+        // The sub-bucket of a counter without others counts until two windows later.
+        let matters = limit.horizon().get().saturating_mul(2).saturating_add(life.get());
+        let since = server.takeover?.within(Micros::new(matters))?;
         Some(Self { since, life })
     }
 
@@ -176,9 +178,9 @@ struct Run {
 fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for question in questions {
-        let (ask, count) = match *question {
-            Question::Take(ask) | Question::Borrow(ask, _) => (ask, 1),
-            Question::Peek(ask) if matches!(limit, Limit::SlidingLog(_)) => (ask, 0),
+        let (ask, count) = match question {
+            Question::Take(ask) | Question::Borrow(ask, _) => (*ask, 1),
+            Question::Peek(ask) if matches!(limit, Limit::SlidingLog(_)) => (*ask, 0),
             Question::Peek(_) => continue,
         };
         if !is_sent(limit, ask) {
@@ -321,7 +323,7 @@ pub(super) fn ask(
 /// What is to be lent after all questions of a call: at most one of them borrows.
 pub(super) fn wanted(questions: &[Question]) -> Option<Wanted> {
     questions.iter().rev().find_map(|question| match question {
-        Question::Borrow(_, wanted) => Some(*wanted),
+        Question::Borrow(_, wanted) => Some(**wanted),
         Question::Take(_) | Question::Peek(_) => None,
     })
 }
@@ -348,8 +350,8 @@ pub(super) fn change(
             numbers.add([cut(permits)]);
             command.said.arg("charge").arg(numbers.0).arg("");
         }
-        Change::Return { permits, at, number, terms } => {
-            numbers.add([cut(permits), at.as_micros() as i64, i64::from(terms.counts_out())]);
+        Change::Return { permits, at, number, counted } => {
+            numbers.add([cut(permits), at.as_micros() as i64, i64::from(counted)]);
             command.said.arg("return").arg(numbers.0).arg(number);
         }
     }

@@ -25,9 +25,9 @@ pub(super) struct Takeover {
 }
 
 impl Takeover {
-    /// Its time, if it is not so long ago that nothing of it matters any more.
-    pub(super) fn within(&self, horizon: Micros) -> Option<Timestamp> {
-        let matters = self.age + self.read.elapsed() < Duration::from(horizon) + Duration::from_secs(1);
+    /// Its time, if it is not longer ago than it matters. (The age of a server that has started is known to the second.)
+    pub(super) fn within(&self, time: Micros) -> Option<Timestamp> {
+        let matters = self.age + self.read.elapsed() < Duration::from(time) + Duration::from_secs(1);
         matters.then_some(self.since)
     }
 }
