@@ -124,7 +124,7 @@ impl Holding {
     }
 
     /// The state has answered a call that was sent at `sent` and asked for `ahead` permits more: it has granted some, and may have
-    /// denied the request that came with it.
+    /// denied the request that came with it. Says how many permits have ended meanwhile.
     pub fn answered(
         &mut self,
         now: Timestamp,
@@ -153,12 +153,14 @@ impl Holding {
         // The state has counted from a later instant than when it was asked.
         let life = grant.life.get().saturating_sub(grant.life.get().div_ceil(DRIFT_PARTS));
         let lease = Lease { left: grant.permits, at: grant.at, ends: sent.after(Micros::new(life)) };
+        // Those that are spent make room: a key that spends faster than anybody sweeps holds no more of them.
+        let ended = self.drop_ended(now);
         if now >= lease.ends {
-            return permits;
+            return ended + permits;
         }
         let place = self.leases.partition_point(|other| other.ends <= lease.ends);
         self.leases.insert(place, lease);
-        0
+        ended
     }
 
     /// The state has not answered. Whatever it has granted is lost, and what it said before is not believed any more: whoever asks

@@ -152,8 +152,10 @@ impl Node {
         };
         self.account.granted += grant.permits;
         self.account.expired += expired;
-        if expired == 0 {
-            let leases = entry.holding.leases();
+        entry.names.retain(|named| now < named.ends && named.left > 0);
+        let leases = entry.holding.leases();
+        // Unless it had ended before it came.
+        if leases.len() > entry.names.len() {
             let place = entry.names.iter().zip(leases).take_while(|(name, it)| name.ends == it.ends).count();
             if let Some(lease) = leases.get(place) {
                 entry.names.insert(place, Named { lease: name, left: lease.left, ends: lease.ends });
