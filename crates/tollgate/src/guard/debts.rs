@@ -21,12 +21,19 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Debts {
-    /// By limiter and key.
-    owed: Mutex<HashMap<(u32, String), Debt>>,
-    /// How many there are, to be read without the lock.
+    owed: Mutex<Owed>,
+    /// How many keys owe, to be read without the lock.
     debtors: AtomicUsize,
     settled: AtomicU64,
     lost: AtomicU64,
+}
+
+#[derive(Default)]
+struct Owed {
+    /// By limiter and key.
+    debts: HashMap<(u32, String), Debt>,
+    /// Permits of debts that have left `debts`, and for which the store has not answered yet.
+    being_taken: u64,
 }
 
 /// Where debts of one limit are noted, and taken from.
@@ -53,11 +60,12 @@ impl Debts {
     /// Notes permits that were admitted, and that the store surely has not taken.
     pub(super) fn owe(&self, account: &Arc<Account>, key: &str, permits: u64) {
         let mut owed = self.owed.lock();
-        if let Some(debt) = owed.get_mut(&(account.store.id(), key.to_owned())) {
+        if let Some(debt) = owed.debts.get_mut(&(account.store.id(), key.to_owned())) {
             debt.permits = debt.permits.saturating_add(permits);
-        } else if owed.len() < DEBTORS_MAX {
-            owed.insert((account.store.id(), key.to_owned()), Debt { account: Arc::clone(account), permits });
-            self.debtors.store(owed.len(), Ordering::Relaxed);
+        } else if owed.debts.len() < DEBTORS_MAX {
+            let debt = Debt { account: Arc::clone(account), permits };
+            owed.debts.insert((account.store.id(), key.to_owned()), debt);
+            self.debtors.store(owed.debts.len(), Ordering::Relaxed);
         } else {
             self.lose(permits);
             return;
@@ -78,8 +86,10 @@ impl Debts {
 
     /// Permits that were admitted and not settled yet, that were taken, and that will never be.
     pub(super) fn permits(&self) -> (u64, u64, u64) {
-        let owed = self.owed.lock().values().map(|debt| debt.permits).fold(0, u64::saturating_add);
-        (owed, self.settled.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+        let owed = self.owed.lock();
+        let waiting = owed.debts.values().map(|debt| debt.permits).fold(0, u64::saturating_add);
+        let unsettled = waiting.saturating_add(owed.being_taken);
+        (unsettled, self.settled.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
     }
 
     /// Takes what all keys owe.
@@ -87,7 +97,7 @@ impl Debts {
         loop {
             let keys: Vec<_> = {
                 let owed = self.owed.lock();
-                owed.keys().take(SETTLED_AT_ONCE).cloned().collect()
+                owed.debts.keys().take(SETTLED_AT_ONCE).cloned().collect()
             };
             let before = self.debtors.load(Ordering::Relaxed);
             join_all(keys.iter().map(|key| self.settle(key))).await;
@@ -100,50 +110,73 @@ impl Debts {
 
     /// Forgets what a key owes: it was made as good as new.
     pub(super) fn forgive(&self, account: &Account, key: &str) {
-        self.take(&(account.store.id(), key.to_owned()));
+        let mut owed = self.owed.lock();
+        owed.debts.remove(&(account.store.id(), key.to_owned()));
+        self.debtors.store(owed.debts.len(), Ordering::Relaxed);
+        drop(owed);
         account.book.reset(key);
     }
 
-    fn take(&self, debtor: &(u32, String)) -> Option<Debt> {
+    fn take<'a>(&'a self, debtor: &'a (u32, String)) -> Option<Taking<'a>> {
         let mut owed = self.owed.lock();
-        let debt = owed.remove(debtor);
-        self.debtors.store(owed.len(), Ordering::Relaxed);
-        debt
+        let debt = owed.debts.remove(debtor)?;
+        owed.being_taken = owed.being_taken.saturating_add(debt.permits);
+        self.debtors.store(owed.debts.len(), Ordering::Relaxed);
+        // If whoever takes it leaves, nobody knows whether it was taken.
+        Some(Taking { debts: self, debtor, debt, due: 0, end: End::Lost })
     }
 
     async fn settle(&self, debtor: &(u32, String)) {
-        let Some(Debt { account, permits }) = self.take(debtor) else { return };
+        let Some(mut taking) = self.take(debtor) else { return };
+        let account = Arc::clone(&taking.debt.account);
         let (key, book) = (debtor.1.as_str(), &account.book);
-        let due = permits.min(book.limit().size() - book.remaining(key));
-        let mut taking = Taking { debts: self, lost: due };
-        match account.store.charge(key, due).await {
+        taking.due = taking.debt.permits.min(book.limit().size() - book.remaining(key));
+        match account.store.charge(key, taking.due).await {
             Ok(()) => {
-                taking.lost = 0;
                 book.reset(key);
-                self.settled.fetch_add(due, Ordering::Relaxed);
+                taking.end = End::Settled;
             }
             // Once more, and it might be taken twice; or it never could be.
             Err(why) if why.may_have_run() || matches!(why, StoreError::Foreign { .. }) => book.reset(key),
-            Err(_) => {
-                taking.lost = 0;
-                let mut owed = self.owed.lock();
-                let debt =
-                    owed.entry(debtor.clone()).or_insert(Debt { account: Arc::clone(&account), permits: 0 });
-                debt.permits = debt.permits.saturating_add(permits);
-                self.debtors.store(owed.len(), Ordering::Relaxed);
-            }
+            Err(_) => taking.end = End::StillOwed,
         }
     }
 }
 
-/// A debt that is being taken. If whoever takes it leaves, nobody knows whether it was.
+/// A debt that is being taken.
 struct Taking<'a> {
     debts: &'a Debts,
-    lost: u64,
+    debtor: &'a (u32, String),
+    debt: Debt,
+    /// What of it has not flowed back.
+    due: u64,
+    end: End,
+}
+
+/// What became of a debt.
+enum End {
+    Settled,
+    Lost,
+    StillOwed,
 }
 
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
-        self.debts.lose(self.lost);
+        let (debts, permits) = (self.debts, self.debt.permits);
+        // Both counts change together: permits that are neither owed nor settled would look forgotten.
+        let mut owed = debts.owed.lock();
+        owed.being_taken = owed.being_taken.saturating_sub(permits);
+        match self.end {
+            End::Settled => {
+                debts.settled.fetch_add(self.due, Ordering::Relaxed);
+            }
+            End::Lost => debts.lose(self.due),
+            End::StillOwed => {
+                let nothing = || Debt { account: Arc::clone(&self.debt.account), permits: 0 };
+                let debt = owed.debts.entry(self.debtor.clone()).or_insert_with(nothing);
+                debt.permits = debt.permits.saturating_add(permits);
+                debts.debtors.store(owed.debts.len(), Ordering::Relaxed);
+            }
+        }
     }
 }
