@@ -23,6 +23,7 @@ mod breaker;
 mod decision;
 pub mod lease;
 mod limit;
+pub mod policy;
 mod rate;
 mod time;
 

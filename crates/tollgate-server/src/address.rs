@@ -20,6 +20,13 @@ pub(crate) struct Client {
     ipv6_prefix: u8,
 }
 
+impl Client {
+    /// The address, whole.
+    pub(crate) const fn ip(&self) -> IpAddr {
+        self.ip
+    }
+}
+
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ip {
@@ -114,7 +121,7 @@ fn parse_hop(hop: &str) -> Option<IpAddr> {
 }
 
 /// IPv4 in whichever form it comes is IPv4: mapped (`::ffff:a.b.c.d`) and translated (`64:ff9b::/96`) addresses too.
-fn canonical(ip: IpAddr) -> IpAddr {
+pub(crate) fn canonical(ip: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = ip else { return ip };
     match v6.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => IpAddr::V4(Ipv4Addr::from_bits(v6.to_bits() as u32)),

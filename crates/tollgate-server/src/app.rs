@@ -14,6 +14,7 @@ use crate::access::Access;
 use crate::config::{Config, Serving, Store};
 use crate::doors::actuator::Actuator;
 use crate::doors::rest::Rest;
+use crate::live::LivePolicy;
 use crate::metrics::Metrics;
 use crate::serve::{Stopping, serve};
 use crate::telemetry;
@@ -82,8 +83,15 @@ impl App {
             Actuator::new(Arc::clone(&metrics), engine.clone(), config.store.to_string(), stop.clone());
         let (own_actuator, rest_actuator) =
             if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
+        let origin = match &config.policy.file {
+            Some(path) => path.display().to_string(),
+            None => "configuration".to_owned(),
+        };
+        let policy = LivePolicy::new(&engine, Arc::clone(&metrics), &config.policy.checked, origin)?;
+        let policy = Arc::new(policy);
         let rest = Arc::new(Rest {
             limiters,
+            policy,
             access: Access::new(local_only, config.token_digests, config.trusted_callers),
             client_address: config.client_address,
             body_timeout: config.server.body_timeout,
@@ -120,7 +128,8 @@ impl App {
 /// The engine for a store. One that cannot be reached is tried again and again, unless it is required.
 async fn engine(config: &Config, clock: Clock) -> Result<Engine> {
     let guard = config.guard;
-    let watch_failovers = config.limits.iter().any(|(_, settings)| settings.failover_guard);
+    let of_api = config.limits.iter().map(|(_, settings)| settings);
+    let watch_failovers = of_api.chain(&config.policy.checked.settings).any(|it| it.failover_guard);
     match &config.store {
         Store::Memory(memory) => Ok(Engine::Memory(MemoryEngine::new(*memory, clock))),
         Store::Redis { config, require } => {

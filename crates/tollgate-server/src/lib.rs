@@ -6,6 +6,8 @@ pub mod app;
 pub mod cli;
 pub mod config;
 mod doors;
+mod identity;
+mod live;
 mod metrics;
 mod serve;
 mod telemetry;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -13,12 +13,48 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use tollgate::rules::Role;
 use tollgate::{
-    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, ServerStatus, StoreError, Verdict,
+    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, ServerStatus,
+    StoreError, Verdict,
 };
 
 /// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
 const SECONDS: [f64; 12] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.25];
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RuleLabels {
+    rule: String,
+    /// enforced, shadow or candidate.
+    role: &'static str,
+    allowed: &'static str,
+}
+
+/// The counters of one rule, looked up once: by role, then denied or allowed.
+pub(crate) struct RuleAnswers([[Counter; 2]; 3]);
+
+impl RuleAnswers {
+    /// Counts the answer of one limit.
+    pub(crate) fn count(&self, role: Role, is_candidate: bool, allowed: bool) {
+        let role = match role {
+            Role::Enforced => 0,
+            Role::Shadow if is_candidate => 2,
+            Role::Shadow => 1,
+        };
+        self.0[role][usize::from(allowed)].inc();
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RequestLabels {
+    allowed: &'static str,
+    basis: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct VersionLabels {
+    version: String,
+}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct CheckLabels {
@@ -38,6 +74,13 @@ pub(crate) struct Metrics {
     registry: Registry,
     /// By algorithm, then by basis, then denied or allowed.
     answers: Vec<[[Answers; 2]; Basis::ALL.len()]>,
+    /// By rule.
+    rules: Family<RuleLabels, Counter>,
+    /// By basis, then denied or allowed.
+    requests: Vec<[Answers; 2]>,
+    unknown_tiers: Counter,
+    policy: Family<VersionLabels, Gauge>,
+    policy_since: Gauge,
     /// Connections that are open.
     pub(crate) connections: Gauge,
     /// Connections that were closed at once because their address had too many.
@@ -76,6 +119,34 @@ impl Metrics {
                 })
             })
         });
+        let rules = Family::<RuleLabels, Counter>::default();
+        let help = "Limits of the policy that were checked, by rule, role and answer";
+        registry.register("tollgate_rule_checks", help, rules.clone());
+        let judged = Family::<RequestLabels, Counter>::default();
+        registry.register("tollgate_policy_requests", "Requests judged by the policy", judged.clone());
+        let judged_seconds =
+            Family::<RequestLabels, Histogram, fn() -> Histogram>::new_with_constructor(|| {
+                Histogram::new(SECONDS)
+            });
+        let help = "Time to judge a request by the policy";
+        registry.register_with_unit("tollgate_policy_request", help, Unit::Seconds, judged_seconds.clone());
+        let judged = Basis::ALL.map(|basis| {
+            ["false", "true"].map(|allowed| {
+                let labels = RequestLabels { allowed, basis: basis.as_str() };
+                Answers {
+                    requests: judged.get_or_create(&labels).clone(),
+                    seconds: judged_seconds.get_or_create(&labels).clone(),
+                }
+            })
+        });
+        let unknown_tiers = Counter::default();
+        let help = "Requests with a tier that the policy does not know";
+        registry.register("tollgate_unknown_tiers", help, unknown_tiers.clone());
+        let policy = Family::<VersionLabels, Gauge>::default();
+        registry.register("tollgate_policy", "The policy in force, by version", policy.clone());
+        let policy_since = Gauge::default();
+        let help = "When the policy came into force, in epoch seconds";
+        registry.register("tollgate_policy_since_seconds", help, policy_since.clone());
         let connections = Gauge::default();
         registry.register("tollgate_connections", "Open connections", connections.clone());
         let connections_refused = Counter::default();
@@ -87,7 +158,17 @@ impl Metrics {
             Info::new([("version", env!("CARGO_PKG_VERSION"))]),
         );
         registry.register_collector(Box::new(EngineCollector(engine.clone())));
-        Self { registry, answers: answers.into(), connections, connections_refused }
+        Self {
+            registry,
+            answers: answers.into(),
+            rules,
+            requests: judged.into(),
+            unknown_tiers,
+            policy,
+            policy_since,
+            connections,
+            connections_refused,
+        }
     }
 
     /// Counts one check.
@@ -97,6 +178,33 @@ impl Metrics {
         let answers = &by_basis[usize::from(verdict.is_admitted())];
         answers.requests.inc();
         answers.seconds.observe(took.as_secs_f64());
+    }
+
+    /// The counters of a rule.
+    pub(crate) fn of_rule(&self, rule: &str) -> RuleAnswers {
+        RuleAnswers(["enforced", "shadow", "candidate"].map(|role| {
+            ["false", "true"].map(|allowed| {
+                self.rules.get_or_create(&RuleLabels { rule: rule.to_owned(), role, allowed }).clone()
+            })
+        }))
+    }
+
+    /// Counts one request that was judged by the policy.
+    pub(crate) fn judged(&self, verdict: &PolicyVerdict, took: Duration) {
+        let answers = &self.requests[verdict.basis() as usize][usize::from(verdict.is_admitted())];
+        answers.requests.inc();
+        answers.seconds.observe(took.as_secs_f64());
+        if verdict.selection.unknown_tier {
+            self.unknown_tiers.inc();
+        }
+    }
+
+    /// Another policy is in force.
+    pub(crate) fn policy_in_force(&self, version: &str) {
+        self.policy.clear();
+        self.policy.get_or_create(&VersionLabels { version: version.to_owned() }).set(1);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.policy_since.set(i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     }
 
     /// The OpenMetrics text.

@@ -42,21 +42,25 @@ mod engine;
 mod guard;
 mod key;
 mod limiter;
+mod policy;
 
 pub use clock::Clock;
-pub use engine::RateLimiter;
 pub use engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
-    CHECKS_MAX, KEY_PREFIX, Lent, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine,
-    RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig, Wanted,
+    KEY_PREFIX, Lent, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter,
+    RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig, Wanted,
 };
+pub use engine::{Check, RateLimiter};
 pub use guard::{
     Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, LimitSettings,
     OnFailure, Share, ShareError, Verdict,
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};
+pub use policy::{PolicyLimiter, PolicyOutcome, PolicyVerdict};
+/// Rules, matching, keys and tiers: from a request to the limits that it is checked against.
+pub use tollgate_core::policy as rules;
 pub use tollgate_core::{
     AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Consistency, Decision, FixedWindow, Grant,
     IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit, LimitError, Micros, Outcome, Rate, RateError,

@@ -1,7 +1,9 @@
 //! A limiter whose engine is chosen at run time: what every door calls, wherever the state lives. It always answers.
 
+use smallvec::SmallVec;
 use tollgate_core::{Ask, Limit};
 
+use crate::engine::Check;
 use crate::engine::memory::{MemoryEngine, MemoryLimiter, TooManyLimits};
 use crate::engine::redis::StoreError;
 use crate::guard::{Guard, GuardedLimiter, LimitSettings, Verdict};
@@ -26,6 +28,35 @@ impl Engine {
         match self {
             Self::Memory(engine) => engine.limiter(scope, limit).map(Limiter::Memory),
             Self::Redis(guard) => guard.limiter(scope, limit, settings).map(Limiter::Redis),
+        }
+    }
+}
+
+impl Engine {
+    /// Takes from several limits of this engine, or from none if one that is binding denies. The verdicts are in the order of the
+    /// checks.
+    pub async fn acquire_all(&self, checks: &[Check<'_, Limiter>]) -> SmallVec<[Verdict; 4]> {
+        match self {
+            Self::Memory(engine) => {
+                let checks = checks.iter().filter_map(|it| match it.limiter {
+                    Limiter::Memory(limiter) => {
+                        Some(Check { limiter, key: it.key, ask: it.ask, is_binding: it.is_binding })
+                    }
+                    Limiter::Redis(_) => None,
+                });
+                let checks: SmallVec<[_; 4]> = checks.collect();
+                engine.acquire_all(&checks).into_iter().map(Verdict::exact).collect()
+            }
+            Self::Redis(guard) => {
+                let checks = checks.iter().filter_map(|it| match it.limiter {
+                    Limiter::Redis(limiter) => {
+                        Some(Check { limiter, key: it.key, ask: it.ask, is_binding: it.is_binding })
+                    }
+                    Limiter::Memory(_) => None,
+                });
+                let checks: SmallVec<[_; 4]> = checks.collect();
+                guard.acquire_all(&checks).await
+            }
         }
     }
 }

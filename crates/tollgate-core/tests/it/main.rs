@@ -6,5 +6,6 @@ mod breaker; // when a failing server is asked again
 mod holding; // what a node does with what it has borrowed
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
+mod policy; // which limits a request is checked against
 mod vectors; // the published steps of each algorithm
 mod worked; // the numbers of the specification and the known traps

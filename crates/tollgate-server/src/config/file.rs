@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use tollgate::{Rate, Share};
 
 use super::limits::Defaults;
+use super::policy::file::PolicyFile;
 use super::text::{DurationText, ListenText, NetworkText, RateText, ShareText};
 
 /// Configuration of the Tollgate service.
@@ -26,6 +27,8 @@ pub(super) struct ConfigFile {
     pub redis: Redis,
     pub guard: Guard,
     pub api: Api,
+    /// Which limits `/api/v1/check` decides by: written here, or the path of a file with it, which is read again when it changes.
+    pub policy: PolicySource,
     pub client_address: Address,
     pub server: Server,
     pub log: Log,
@@ -41,10 +44,27 @@ impl Default for ConfigFile {
             redis: Redis::default(),
             guard: Guard::default(),
             api: Api::default(),
+            policy: PolicySource::default(),
             client_address: Address::default(),
             server: Server::default(),
             log: Log::default(),
         }
+    }
+}
+
+/// A policy, or the path of a file with one.
+#[derive(Deserialize, Serialize, Debug, Default)]
+#[serde(transparent)]
+pub(super) struct PolicySource(pub serde_json::Value);
+
+impl JsonSchema for PolicySource {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Policy or path".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let policy = generator.subschema_for::<PolicyFile>();
+        json_schema!({ "anyOf": [policy, { "type": "string" }, { "type": "null" }] })
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 
 use super::ConfigError;
-use super::file::{ConfigFile, schema};
+use super::file::schema;
 use super::tree::{Position, Tree, parse};
 
 /// What was written, layer over layer.
@@ -15,6 +16,8 @@ pub(super) struct Layers {
     value: Value,
     file_name: String,
     tree: Tree,
+    /// Where the value stands in the file, if it is a part of it.
+    prefix: Vec<String>,
     /// Fields that were set outside the file, and by what.
     set_by: HashMap<Vec<String>, String>,
     errors: Vec<ConfigError>,
@@ -74,8 +77,31 @@ impl Layers {
         insert(&mut self.value, &path, value);
     }
 
+    /// A part of what was written, to be read by itself.
+    pub(super) fn part(&self, field: &str, value: Value) -> Self {
+        let prefix = vec![field.to_owned()];
+        Self {
+            value,
+            file_name: self.file_name.clone(),
+            tree: self.tree.clone(),
+            prefix,
+            set_by: self.set_by.clone(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// What was written, all layers together.
+    pub(super) fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// Whether a field was set outside the file.
+    pub(super) fn is_set_outside(&self, field: &str) -> bool {
+        self.set_by.contains_key(&[field.to_owned()][..])
+    }
+
     /// The fields, and every mistake in them: what is wrong is noted, taken out, and the rest is read again.
-    pub(super) fn read(&self) -> (ConfigFile, Vec<ConfigError>, Removed) {
+    pub(super) fn read<T: DeserializeOwned + Default>(&self) -> (T, Vec<ConfigError>, Removed) {
         let mut errors = self.errors.clone();
         let mut value = match &self.value {
             Value::Null => Value::Object(Map::new()),
@@ -83,7 +109,7 @@ impl Layers {
         };
         let mut removed = Removed::default();
         while errors.len() < ERRORS_MAX {
-            let error = match serde_path_to_error::deserialize::<_, ConfigFile>(&value) {
+            let error = match serde_path_to_error::deserialize::<_, T>(&value) {
                 Ok(file) => return (file, errors, removed),
                 Err(error) => error,
             };
@@ -107,7 +133,7 @@ impl Layers {
                 break;
             }
         }
-        (ConfigFile::default(), errors, removed)
+        (T::default(), errors, removed)
     }
 
     /// A mistake in the meaning of a field, by its path in what was read.
@@ -117,6 +143,7 @@ impl Layers {
     }
 
     fn error_at(&self, path: &[String], why: String) -> ConfigError {
+        let path = [&self.prefix, path].concat();
         let field = path.join(".");
         // Where the field was set, or the nearest field around it.
         for length in (0..=path.len()).rev() {

@@ -23,6 +23,39 @@ pub(super) struct Defaults {
     pub sliding_window_counter: CounterFields,
 }
 
+/// How a limit is kept in a store, as it is written.
+pub(super) struct Settings {
+    pub(super) consistency: Option<ConsistencyName>,
+    pub(super) lease_ceiling: Option<u64>,
+    pub(super) failover_guard: bool,
+    pub(super) on_store_failure: Option<OnStoreFailure>,
+    pub(super) settle_debt: Option<bool>,
+    pub(super) deadline: Option<DurationText>,
+}
+
+impl Settings {
+    pub(super) fn meaning(&self) -> LimitSettings {
+        LimitSettings {
+            consistency: match self.consistency {
+                Some(ConsistencyName::Strict) | None => Consistency::Strict,
+                Some(ConsistencyName::Lease) => Consistency::Lease,
+                Some(ConsistencyName::LeaseFast) => Consistency::LeaseFast,
+            },
+            lease_ceiling: self.lease_ceiling,
+            failover_guard: self.failover_guard,
+            on_failure: OnFailure {
+                mode: match self.on_store_failure {
+                    Some(OnStoreFailure::Open) | None => FailureMode::Open,
+                    Some(OnStoreFailure::Closed) => FailureMode::Closed,
+                    Some(OnStoreFailure::Local) => FailureMode::Local,
+                },
+                settle: self.settle_debt.unwrap_or(false),
+                deadline: self.deadline.map(|deadline| deadline.0),
+            },
+        }
+    }
+}
+
 /// The fields of a limit with their defaults: its own, and those that every limit has. (Fields that are flattened in would not be
 /// checked for misspelt ones.)
 macro_rules! limit_fields {
@@ -64,24 +97,15 @@ macro_rules! limit_fields {
         impl $name {
             /// What it says of itself, or what the API says for all.
             fn settings(&self, api: &Api) -> LimitSettings {
-                LimitSettings {
-                    consistency: match self.consistency.unwrap_or(api.consistency) {
-                        ConsistencyName::Strict => Consistency::Strict,
-                        ConsistencyName::Lease => Consistency::Lease,
-                        ConsistencyName::LeaseFast => Consistency::LeaseFast,
-                    },
+                Settings {
+                    consistency: self.consistency.or(Some(api.consistency)),
                     lease_ceiling: self.lease_ceiling,
                     failover_guard: self.failover_guard,
-                    on_failure: OnFailure {
-                        mode: match self.on_store_failure.unwrap_or(api.on_store_failure) {
-                            OnStoreFailure::Open => FailureMode::Open,
-                            OnStoreFailure::Closed => FailureMode::Closed,
-                            OnStoreFailure::Local => FailureMode::Local,
-                        },
-                        settle: self.settle_debt.unwrap_or(api.settle_debt),
-                        deadline: self.deadline.map(|deadline| deadline.0),
-                    },
+                    on_store_failure: self.on_store_failure.or(Some(api.on_store_failure)),
+                    settle_debt: self.settle_debt.or(Some(api.settle_debt)),
+                    deadline: self.deadline,
                 }
+                .meaning()
             }
         }
     };
@@ -137,7 +161,7 @@ limit_fields! {
 }
 
 /// A log keeps an entry for every admission: beyond this, a window belongs in a counter.
-const LOG_LIMIT_MAX: u64 = 100_000;
+pub(super) const LOG_LIMIT_MAX: u64 = 100_000;
 
 pub(super) fn validate(api: &Api, report: &mut dyn FnMut(&str, String)) -> Vec<(Limit, LimitSettings)> {
     let Defaults {

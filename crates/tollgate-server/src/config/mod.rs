@@ -7,6 +7,7 @@ mod file;
 mod guard;
 mod layers;
 mod limits;
+mod policy;
 mod store;
 mod text;
 mod tree;
@@ -23,6 +24,7 @@ use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
+pub use self::policy::CheckedPolicy;
 use self::text::NetworkText;
 pub use self::tree::Position;
 
@@ -39,6 +41,8 @@ pub struct Config {
     pub guard: GuardConfig,
     /// The limits of the plain API, one for each algorithm, and how each is kept in a store.
     pub limits: Vec<(Limit, LimitSettings)>,
+    /// Which limits requests are checked against.
+    pub policy: PolicyConfig,
     /// The status of a check that is refused because the store does not decide.
     pub closed_status: u16,
     /// SHA-256 of the tokens that callers may show.
@@ -58,7 +62,10 @@ pub struct Config {
 impl Config {
     /// What there is to know about the limits beyond what was written.
     pub fn remarks(&self) -> Vec<String> {
-        self.limits.iter().filter_map(limits::explain).collect()
+        let of_limits = self.limits.iter().filter_map(limits::explain);
+        of_limits
+            .chain(self.policy.checked.remarks.iter().map(|remark| format!("policy: {remark}")))
+            .collect()
     }
 }
 
@@ -89,6 +96,15 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Store({self})")
     }
+}
+
+/// The policy that the service starts with, and where it is read again.
+#[derive(Clone, Debug)]
+pub struct PolicyConfig {
+    /// The file that it came from, if it has one of its own.
+    pub file: Option<PathBuf>,
+    /// The policy.
+    pub checked: CheckedPolicy,
 }
 
 /// Which peers are believed what they say of the client's address.
@@ -171,28 +187,80 @@ pub fn load(
 ) -> Result<Config, ConfigErrors> {
     let mut layers = Layers::default();
     if let Some(path) = path {
-        let text = std::fs::read_to_string(path).map_err(|why| {
-            ConfigErrors(vec![ConfigError {
-                place: path.display().to_string(),
-                position: None,
-                field: String::new(),
-                why: format!("cannot be read: {why}"),
-            }])
-        })?;
-        layers.file(&path.display().to_string(), &text);
+        layers.file(&path.display().to_string(), &read_file(path)?);
     }
     layers.environment(variables);
     for (field, flag, value) in flags {
         layers.set(field, flag, &value);
     }
     let (file, mut errors, removed) = layers.read();
-    let config = validate(&file, &mut |field, why| errors.push(layers.error(field, &removed, why)));
+    let policy = policy_of(&file, &layers, path, &mut errors);
+    let config = validate(&file, policy, &mut |field, why| errors.push(layers.error(field, &removed, why)));
     errors.sort_by_key(|error| error.position);
     if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
 }
 
+fn read_file(path: &Path) -> Result<String, ConfigErrors> {
+    std::fs::read_to_string(path).map_err(|why| {
+        ConfigErrors(vec![ConfigError {
+            place: path.display().to_string(),
+            position: None,
+            field: String::new(),
+            why: format!("cannot be read: {why}"),
+        }])
+    })
+}
+
+/// The policy of a configuration: its own part, or a file beside it.
+fn policy_of(
+    file: &ConfigFile,
+    layers: &Layers,
+    config_path: Option<&Path>,
+    errors: &mut Vec<ConfigError>,
+) -> PolicyConfig {
+    let ipv6_prefix = file.client_address.ipv6_prefix;
+    match &file.policy.0 {
+        serde_json::Value::String(name) => {
+            let beside = config_path.and_then(Path::parent).filter(|_| !layers.is_set_outside("policy"));
+            let path = beside.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
+            let checked = load_policy(&path, ipv6_prefix).unwrap_or_else(|mistakes| {
+                errors.extend(mistakes.0);
+                CheckedPolicy::empty(ipv6_prefix)
+            });
+            PolicyConfig { file: Some(path), checked }
+        }
+        value => {
+            let (checked, mistakes) = check_policy(&layers.part("policy", value.clone()), ipv6_prefix);
+            errors.extend(mistakes);
+            PolicyConfig { file: None, checked }
+        }
+    }
+}
+
+/// Reads the file of a policy.
+pub fn load_policy(path: &Path, ipv6_prefix: u8) -> Result<CheckedPolicy, ConfigErrors> {
+    read_policy(&path.display().to_string(), &read_file(path)?, ipv6_prefix)
+}
+
+/// Reads a policy. `name` stands for it in what is said of mistakes.
+pub fn read_policy(name: &str, text: &str, ipv6_prefix: u8) -> Result<CheckedPolicy, ConfigErrors> {
+    let mut layers = Layers::default();
+    layers.file(name, text);
+    let (checked, mut errors) = check_policy(&layers, ipv6_prefix);
+    errors.sort_by_key(|error| error.position);
+    if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors(errors)) }
+}
+
+fn check_policy(layers: &Layers, ipv6_prefix: u8) -> (CheckedPolicy, Vec<ConfigError>) {
+    let (file, mut errors, removed) = layers.read();
+    let version = policy::version(layers.value());
+    let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
+    let checked = policy::validate(&file, version, ipv6_prefix, &mut report);
+    (checked, errors)
+}
+
 /// From what was written to what it means. Mistakes are reported and replaced by what keeps the others visible.
-fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
+fn validate(file: &ConfigFile, policy: PolicyConfig, report: &mut dyn FnMut(&str, String)) -> Config {
     if !file.admin.listen.0.ip().is_loopback() {
         report("admin.listen", "must be a loopback address: the actuator has no authentication".to_owned());
     }
@@ -250,6 +318,7 @@ fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Config {
         store: store::validate(file, report),
         guard: guard::validate(&file.guard, report),
         limits: limits::validate(&file.api, report),
+        policy,
         closed_status: file.api.closed_status,
         token_digests,
         trusted_callers: networks(&file.api.trusted_callers),

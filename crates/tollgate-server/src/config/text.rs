@@ -123,6 +123,8 @@ macro_rules! text {
     };
 }
 
+pub(super) use text;
+
 text!(
     RateText,
     "Rate",

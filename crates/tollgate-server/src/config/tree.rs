@@ -21,7 +21,7 @@ impl Position {
 }
 
 /// A document and the positions of its parts.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Tree {
     pub value: Value,
     /// Where a field's name stands, by path.
@@ -31,7 +31,7 @@ pub(super) struct Tree {
 }
 
 /// Nodes of a file, aliases followed: more would be a bomb, not a configuration.
-const NODES_MAX: usize = 10_000;
+const NODES_MAX: usize = 100_000;
 /// Levels of nesting.
 const DEPTH_MAX: usize = 32;
 

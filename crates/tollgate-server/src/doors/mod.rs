@@ -1,6 +1,7 @@
 //! Doors: one protocol each, from bytes to checks and back. They never call each other.
 
 pub(crate) mod actuator;
+mod check;
 mod openapi;
 mod problem;
 pub(crate) mod rest;

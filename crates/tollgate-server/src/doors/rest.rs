@@ -1,16 +1,19 @@
 //! The plain REST API: check, remaining and reset of one key by one of the five algorithms.
 
-mod answer;
+pub(super) mod answer;
 mod ask;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Incoming};
+use serde_json::Value;
 use tollgate::{AlgorithmName, Ask, Basis, Limiter, Verdict};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
@@ -21,6 +24,7 @@ use super::problem::Problem;
 use crate::access::Access;
 use crate::address::client;
 use crate::config::ClientAddress;
+use crate::live::LivePolicy;
 use crate::metrics::SharedMetrics;
 use crate::serve::Door;
 
@@ -33,6 +37,7 @@ const BATCH_BYTES_MAX: usize = 1024 * 1024;
 pub(crate) struct Rest {
     /// By algorithm.
     pub(crate) limiters: Vec<Limiter>,
+    pub(crate) policy: Arc<LivePolicy>,
     pub(crate) access: Access,
     pub(crate) client_address: ClientAddress,
     pub(crate) body_timeout: Duration,
@@ -64,6 +69,21 @@ impl Rest {
             ("/api/v1/rate-limit/remaining", _) => Err(Problem::method("GET")),
             ("/api/v1/rate-limit/reset", &Method::DELETE) => self.reset(&request, peer).await,
             ("/api/v1/rate-limit/reset", _) => Err(Problem::method("DELETE")),
+            ("/api/v1/check", &Method::POST) => {
+                let (head, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
+                self.check_policy(peer, &head.headers, &body).await
+            }
+            ("/api/v1/check/batch", &Method::POST) => {
+                let (head, body) = self.described(request, peer, BATCH_BYTES_MAX).await?;
+                let answers = self.check_policy_batch(peer, &head.headers, &batch_items(body)?).await?;
+                Ok(json_response(Value::Array(answers).to_string().into_bytes()))
+            }
+            ("/api/v1/explain", &Method::POST) => {
+                let (head, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
+                let explained = self.explain_policy(peer, &head.headers, &body).await?;
+                Ok(json_response(explained.to_string().into_bytes()))
+            }
+            ("/api/v1/check" | "/api/v1/check/batch" | "/api/v1/explain", _) => Err(Problem::method("POST")),
             ("/openapi.json", &Method::GET) => {
                 Ok(json_response(openapi::document().to_string().into_bytes()))
             }
@@ -95,6 +115,19 @@ impl Rest {
         let body = self.read(body, BODY_BYTES_MAX).await?;
         let body = serde_json::from_slice(&body).map_err(|why| broken_json(&why))?;
         self.check(&Request::from_parts(head, ()), peer, from_json(&body)?).await
+    }
+
+    /// The JSON that describes a request, by a caller who may say who somebody else is.
+    async fn described(
+        &self,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        most: usize,
+    ) -> Result<(Parts, Value), Problem> {
+        self.authorize(&request, peer)?;
+        let (head, body) = request.into_parts();
+        let body = self.read(body, most).await?;
+        Ok((head, serde_json::from_slice(&body).map_err(|why| broken_json(&why))?))
     }
 
     /// Independent checks, decided in order. A mistake in any of them is found before the first one is decided.

@@ -11,6 +11,12 @@ mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod nodes; // many nodes on one store
 mod outages; // a store that is gone
+#[path = "policy.rs"]
+#[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
+mod policy_on_memory; // the policy: rules, keys, tiers, all limits together
+#[path = "policy.rs"]
+#[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
+mod policy_on_redis; // the same, with the state in a store
 mod serving; // slow, idle, greedy and leaving clients
 
 mod server; // what the others share

@@ -7,7 +7,10 @@ use tollgate_core::{Ask, Decision, Standing};
 pub(crate) mod lease;
 pub(crate) mod memory;
 pub(crate) mod redis;
+mod several;
 pub(crate) mod sync;
+
+pub use several::Check;
 
 /// A limit over the keys of some engine: what every door calls, wherever the state lives.
 ///

@@ -4,6 +4,7 @@
 //! decide here with this node's share of the limit. Every answer says on what ground it was given.
 
 mod debts;
+mod several;
 mod share;
 
 use std::sync::Arc;
@@ -355,13 +356,9 @@ impl GuardedLimiter {
             FailureMode::Closed => self.closed(),
             FailureMode::Open => self.open(),
             FailureMode::Local => {
-                let verdict = self.scaled(ask, |ask| self.local.acquire(key, ask));
-                if let Some(account) = self.account.as_ref().filter(|_| verdict.is_admitted()) {
-                    let debts = &self.guard.shared.debts;
-                    match why.may_have_run() {
-                        false => debts.owe(account, key, ask.cost),
-                        true => debts.lose(ask.cost),
-                    }
+                let verdict = self.as_share(self.local.acquire(key, self.weighed(ask)));
+                if verdict.is_admitted() {
+                    self.note_debt(key, ask.cost, &why);
                 }
                 verdict
             }
@@ -382,7 +379,7 @@ impl GuardedLimiter {
             None => Verdict::exact(self.impossible()),
             Some(FailureMode::Closed) => self.closed(),
             Some(FailureMode::Open) => Verdict { decision: self.untouched(), basis: Basis::Open },
-            Some(FailureMode::Local) => self.scaled(ask, |ask| self.local.peek(key, ask)),
+            Some(FailureMode::Local) => self.as_share(self.local.peek(key, self.weighed(ask))),
         }
     }
 
@@ -425,12 +422,25 @@ impl GuardedLimiter {
         Verdict { decision, basis: Basis::Open }
     }
 
-    /// A decision for this node alone: each request counts as many times as there are nodes.
-    fn scaled(&self, ask: Ask, decide: impl FnOnce(Ask) -> Decision) -> Verdict {
+    /// Notes permits that were admitted without the store, if they are to be settled.
+    fn note_debt(&self, key: &str, permits: u64, why: &StoreError) {
+        let Some(account) = &self.account else { return };
+        let debts = &self.guard.shared.debts;
+        match why.may_have_run() {
+            false => debts.owe(account, key, permits),
+            true => debts.lose(permits),
+        }
+    }
+
+    /// What is asked of this node alone: each request counts as many times as there are nodes.
+    fn weighed(&self, ask: Ask) -> Ask {
         let share = self.guard.shared.share();
-        let cost = share.weigh(ask.cost).min(self.limit().size());
-        let decision = decide(Ask { cost, ..ask });
-        let remaining = share.of(decision.remaining);
+        Ask { cost: share.weigh(ask.cost).min(self.limit().size()), ..ask }
+    }
+
+    /// A decision of this node alone, as callers see it.
+    fn as_share(&self, decision: Decision) -> Verdict {
+        let remaining = self.guard.shared.share().of(decision.remaining);
         Verdict { decision: Decision { remaining, ..decision }, basis: Basis::Local }
     }
 

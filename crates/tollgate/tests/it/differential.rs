@@ -7,8 +7,8 @@ use crate::run;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LogStorage,
-    MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    Ask, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LogStorage,
+    MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
     SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
@@ -36,12 +36,19 @@ impl Home {
         Self { clock, engine, logs, connection }
     }
 
+    /// In an engine of its own: one knows a bounded number of limits.
     fn twins(&self, limit: Limit, key: String) -> Twins {
+        self.twins_in(&self.memory(), limit, key)
+    }
+
+    fn memory(&self) -> MemoryEngine {
+        MemoryEngine::new(MemoryConfig { max_keys: 64 }, self.clock.clone())
+    }
+
+    fn twins_in(&self, memory: &MemoryEngine, limit: Limit, key: String) -> Twins {
         let scope = limit.algorithm().as_lowercase();
         let is_packed = matches!(limit, Limit::SlidingLog(_)) && self.logs == LogStorage::Packed;
         let suffix = if is_packed { "_packed" } else { "" };
-        // One for each limit: an engine knows a bounded number of them.
-        let memory = MemoryEngine::new(MemoryConfig { max_keys: 64 }, self.clock.clone());
         Twins {
             memory: memory.limiter(scope, limit).unwrap(),
             redis: self.engine.limiter(scope, limit),
@@ -436,11 +443,12 @@ fn several_with(logs: LogStorage) {
         let mut random = Random::new(seed());
         for round in 0..long_or(1_000, 60) {
             let many = 2 + random.below(4);
+            let memory = home.memory();
             let mut all: Vec<_> = (0..many)
                 .map(|number| {
                     let algorithm = ALGORITHMS[random.below(6) as usize];
                     let limit = random_limit(algorithm, &mut random);
-                    home.twins(limit, format!("several:{round}:{number}"))
+                    home.twins_in(&memory, limit, format!("several:{round}:{number}"))
                 })
                 .collect();
             let horizon = all.iter().map(|twins| twins.redis.limit().horizon().get()).min().unwrap();
@@ -456,26 +464,37 @@ fn several_with(logs: LogStorage) {
                         (_, size) => 1 + random.below(size.min(3)),
                     })
                     .collect();
-                let checks: Vec<_> =
-                    all.iter().zip(&costs).map(|(twins, cost)| (&twins.redis, &*twins.key, *cost)).collect();
-                let redis = home.engine.acquire_all(&checks).await.unwrap();
-                let looked: Vec<_> = all
+                let asks: Vec<_> = all
                     .iter()
                     .zip(&costs)
-                    .map(|(twins, cost)| twins.memory.peek(&twins.key, Ask::of(*cost).within(Micros::ZERO)))
-                    .collect();
-                let taken = looked.iter().all(Decision::is_admitted);
-                let possible = looked.iter().all(|decision| decision.outcome != Outcome::Impossible);
-                let memory: Vec<_> = (all.iter().zip(&costs).zip(&looked))
-                    .map(|((twins, cost), looked)| {
-                        // A limit that denies by itself keeps what a denial keeps.
-                        if possible && (taken || !looked.is_admitted()) {
-                            return twins.memory.acquire(&twins.key, Ask::of(*cost).within(Micros::ZERO));
-                        }
-                        *looked
+                    .map(|(twins, cost)| {
+                        let wait = Micros::new(random.below(twins.redis.limit().horizon().get()));
+                        let ask = Ask::of(*cost);
+                        (if random.below(4) == 0 { ask.within(wait) } else { ask }, random.below(8) > 0)
                     })
                     .collect();
-                assert_eq!(memory, redis, "round {round} at {now}: {costs:?}");
+                let both = all.iter().zip(&asks);
+                let checks: Vec<_> = both
+                    .map(|(twins, (ask, is_binding))| Check {
+                        limiter: &twins.redis,
+                        key: &twins.key,
+                        ask: *ask,
+                        is_binding: *is_binding,
+                    })
+                    .collect();
+                let redis = home.engine.acquire_all(&checks).await.unwrap();
+                let checks: Vec<_> = checks
+                    .iter()
+                    .zip(&all)
+                    .map(|(it, twins)| Check {
+                        limiter: &twins.memory,
+                        key: it.key,
+                        ask: it.ask,
+                        is_binding: it.is_binding,
+                    })
+                    .collect();
+                let in_memory = memory.acquire_all(&checks).into_vec();
+                assert_eq!(in_memory, redis, "round {round} at {now}: {asks:?}");
             }
             for twins in &mut all {
                 twins.in_redis(&Op::Reset, now).await;

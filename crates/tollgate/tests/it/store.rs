@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Limit, LogStorage, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError,
+    Check, Limit, LogStorage, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError,
     TlsConfig, TokenBucket,
 };
 use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
@@ -123,7 +123,10 @@ fn the_least_privileges_are_enough_over_tls_with_a_client_certificate() {
             assert_eq!(limiter.remaining("user:1").await.unwrap(), limit.size(), "{name}");
         }
         let (limiter, other) = (slow_bucket(&engine), engine.limiter("second", bucket(10, 1)));
-        engine.acquire_all(&[(&limiter, "user:2", 1), (&other, "user:2", 1)]).await.unwrap();
+        engine
+            .acquire_all(&[Check::of(&limiter, "user:2", 1), Check::of(&other, "user:2", 1)])
+            .await
+            .unwrap();
         let without = engine_with(&url, |config| config.tls.ca = Some(read(&files.authority())));
         let error = slow_bucket(&without).try_acquire("user:1", 1).await.unwrap_err();
         assert!(error.to_string().contains("redis.tls"), "a client without certificate: {error}");
@@ -454,11 +457,13 @@ fn a_key_that_stands_twice_among_several_limits_is_asked_for_the_sum() {
         let server = RedisServer::start();
         let engine = engine(&server.url());
         let limiter = engine.limiter("token_bucket", bucket(5, 1));
-        let twice = engine.acquire_all(&[(&limiter, "a", 4), (&limiter, "a", 4)]).await.unwrap();
+        let twice =
+            engine.acquire_all(&[Check::of(&limiter, "a", 4), Check::of(&limiter, "a", 4)]).await.unwrap();
         assert!(twice.iter().all(|decision| decision.outcome == Outcome::Impossible), "{twice:?}");
-        let twice = engine.acquire_all(&[(&limiter, "a", 2), (&limiter, "a", 3)]).await.unwrap();
+        let twice =
+            engine.acquire_all(&[Check::of(&limiter, "a", 2), Check::of(&limiter, "a", 3)]).await.unwrap();
         assert!(twice.iter().all(|decision| decision.is_admitted() && decision.remaining == 0), "{twice:?}");
-        let many: Vec<_> = (0..17).map(|_| (&limiter, "a", 1)).collect();
+        let many: Vec<_> = (0..33).map(|_| Check::of(&limiter, "a", 1)).collect();
         assert!(matches!(engine.acquire_all(&many).await, Err(StoreError::Overloaded)));
     });
 }

@@ -1,11 +1,11 @@
 //! What a caller gets back: the body, field for field, and the headers.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, InvalidHeaderValue, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
-use tollgate::{Decision, Limiter, Micros, Verdict};
+use tollgate::{Decision, Limit, Limiter, Micros, Verdict};
 
 /// The body of a check.
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ pub(super) struct CheckAnswer<'a> {
 const X_RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
+pub(in crate::doors) const X_TOLLGATE_BASIS: HeaderName = HeaderName::from_static("x-tollgate-basis");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
@@ -62,7 +62,7 @@ pub(super) fn check_response(key: &str, limiter: &Limiter, verdict: &Verdict) ->
     let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, verdict));
     let mut response = json_response(body);
     let headers = response.headers_mut();
-    standing_headers(headers, limiter, decision);
+    standing_headers(headers, &[Standing::only(limiter, decision)]);
     headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis.as_str()));
     if !decision.is_admitted() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
@@ -93,7 +93,7 @@ pub(super) fn remaining_response(key: &str, limiter: &Limiter, verdict: &Verdict
     };
     let mut response = json_response(serde_json::to_vec(&answer).unwrap_or_default());
     let headers = response.headers_mut();
-    standing_headers(headers, limiter, decision);
+    standing_headers(headers, &[Standing::only(limiter, decision)]);
     headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis.as_str()));
     response
 }
@@ -113,7 +113,7 @@ pub(super) fn reset_response(key: &str, limiter: &Limiter) -> Response<Full<Byte
 }
 
 /// A JSON body that no cache may keep: the next answer is another one.
-pub(super) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
+pub(in crate::doors) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(body));
     let headers = response.headers_mut();
     headers.reserve(12);
@@ -122,17 +122,42 @@ pub(super) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
+/// Where one of a caller's limits stands.
+pub(in crate::doors) struct Standing<'a> {
+    /// What it is called in the IETF draft's fields.
+    pub(in crate::doors) name: &'a str,
+    pub(in crate::doors) limit: &'a Limit,
+    pub(in crate::doors) decision: &'a Decision,
+    /// Whether it is the one that the older fields tell of, which have room for one.
+    pub(in crate::doors) is_tightest: bool,
+}
+
+impl<'a> Standing<'a> {
+    /// The only limit there is.
+    fn only(limiter: &'a Limiter, decision: &'a Decision) -> Self {
+        let limit = limiter.limit();
+        Self { name: limit.algorithm().as_lowercase(), limit, decision, is_tightest: true }
+    }
+}
+
 /// The de-facto `X-RateLimit-*` fields and the IETF draft's `RateLimit` and `RateLimit-Policy`.
-fn standing_headers(headers: &mut HeaderMap, limiter: &Limiter, decision: &Decision) {
-    headers.insert(X_RATELIMIT_LIMIT, HeaderValue::from(decision.limit));
-    headers.insert(X_RATELIMIT_REMAINING, HeaderValue::from(decision.remaining));
-    headers.insert(X_RATELIMIT_RESET, HeaderValue::from(decision.at.after(decision.reset).as_secs_ceil()));
-    let name = limiter.limit().algorithm().as_lowercase();
-    let window = limiter.limit().horizon();
-    let standing = item(name, [("r", decision.remaining), ("t", effective_window(decision).as_secs_ceil())]);
-    let policy = item(name, [("q", decision.limit), ("w", window.as_secs_ceil())]);
+pub(in crate::doors) fn standing_headers(headers: &mut HeaderMap, standings: &[Standing<'_>]) {
+    let (mut standing, mut policy) = (Vec::with_capacity(64), Vec::with_capacity(64));
+    for Standing { name, limit, decision, is_tightest } in standings {
+        if *is_tightest {
+            let reset = decision.at.after(decision.reset).as_secs_ceil();
+            headers.insert(X_RATELIMIT_LIMIT, HeaderValue::from(decision.limit));
+            headers.insert(X_RATELIMIT_REMAINING, HeaderValue::from(decision.remaining));
+            headers.insert(X_RATELIMIT_RESET, HeaderValue::from(reset));
+        }
+        let until = effective_window(decision).as_secs_ceil();
+        write_item(&mut standing, name, [("r", decision.remaining), ("t", until)]);
+        write_item(&mut policy, name, [("q", decision.limit), ("w", limit.horizon().as_secs_ceil())]);
+    }
     for (field, value) in [(RATELIMIT, standing), (RATELIMIT_POLICY, policy)] {
-        if let Ok(value) = value {
+        if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(value))
+            && !value.is_empty()
+        {
             headers.insert(field, value);
         }
     }
@@ -143,17 +168,18 @@ fn effective_window(decision: &Decision) -> Micros {
     if decision.is_admitted() { decision.reset } else { decision.outcome.retry() }
 }
 
-/// A structured field: a string with two integers, each of at most fifteen digits.
-fn item(name: &str, parameters: [(&str, u64); 2]) -> Result<HeaderValue, InvalidHeaderValue> {
-    let mut value = Vec::with_capacity(64);
-    value.push(b'"');
-    value.extend_from_slice(name.as_bytes());
-    value.push(b'"');
-    for (parameter, number) in parameters {
-        value.push(b';');
-        value.extend_from_slice(parameter.as_bytes());
-        value.push(b'=');
-        value.extend_from_slice(itoa::Buffer::new().format(number.min(999_999_999_999_999)).as_bytes());
+/// Adds to a list of structured fields: a string with two integers, each of at most fifteen digits.
+fn write_item(list: &mut Vec<u8>, name: &str, parameters: [(&str, u64); 2]) {
+    if !list.is_empty() {
+        list.extend_from_slice(b", ");
     }
-    HeaderValue::from_maybe_shared(Bytes::from(value))
+    list.push(b'"');
+    list.extend_from_slice(name.as_bytes());
+    list.push(b'"');
+    for (parameter, number) in parameters {
+        list.push(b';');
+        list.extend_from_slice(parameter.as_bytes());
+        list.push(b'=');
+        list.extend_from_slice(itoa::Buffer::new().format(number.min(999_999_999_999_999)).as_bytes());
+    }
 }

@@ -1,6 +1,7 @@
 //! The memory engine: the state of all keys in this process, behind many small locks.
 
 mod cell;
+mod several;
 mod shard;
 
 use std::convert::Infallible;
@@ -248,17 +249,7 @@ impl MemoryLimiter {
     /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
     pub fn peek(&self, key: &str, ask: Ask) -> Decision {
         let (hash, now) = self.begin(key);
-        let shard = self.table.shard(hash).lock();
-        let look = Look { ask, now, id: self.id, hash };
-        let (outcome, standing) = match &self.limit {
-            Limit::TokenBucket(it) => look.at(it, &shard),
-            Limit::IntervalBucket(it) => look.at(it, &shard),
-            Limit::LeakyBucket(it) => look.at(it, &shard),
-            Limit::FixedWindow(it) => look.at(it, &shard),
-            Limit::SlidingLog(it) => look.at(it, &shard),
-            Limit::SlidingCounter(it) => look.at(it, &shard),
-        };
-        self.decision(outcome, standing, look.now)
+        self.look(&self.table.shard(hash).lock(), hash, now, ask)
     }
 
     /// Whole permits left. Takes nothing and creates nothing.

@@ -52,9 +52,6 @@ use crate::clock::Clock;
 /// Every key in the store begins with this.
 pub const KEY_PREFIX: &str = "rate_limiter";
 
-/// Limits that one request may be checked against together: one script call stays within a kilobyte or two.
-pub const CHECKS_MAX: usize = 16;
-
 /// The longest that a denial is remembered: resets, refunds and raised limits on other nodes are seen within this.
 pub const REMEMBER_MAX: Duration = Duration::from_millis(100);
 

@@ -12,7 +12,7 @@ use tollgate_core::{
 };
 
 use super::error::StoreError;
-use super::script::{Check, Doubt, Question, Wanted, is_sent, now_or_not, wanted};
+use super::script::{Doubt, OneOfSeveral, Question, Wanted, is_sent, wanted};
 
 /// What a call told.
 pub(super) struct Told {
@@ -86,7 +86,7 @@ pub(super) fn replay(
 
 /// Plays one take from each of several limits, all of them or none. Says whether all were taken.
 pub(super) fn replay_several(
-    checks: &[Check<'_>],
+    checks: &[OneOfSeveral<'_>],
     doubts: &[Option<Doubt>],
     answer: Value,
 ) -> Result<(bool, Vec<Decision>), StoreError> {
@@ -98,10 +98,10 @@ pub(super) fn replay_several(
     let mut looked = Vec::with_capacity(checks.len());
     for ((check, doubt), answer) in checks.iter().zip(doubts).zip(answers) {
         let before = answer.clone();
-        let taken = replay(check.limit, &[Question::Take(now_or_not(check.cost))], *doubt, answer)?;
+        let taken = replay(check.limit, &[Question::Take(check.ask)], *doubt, answer)?;
         looked.push((before, taken.decisions[0]));
     }
-    let all = looked.iter().all(|(_, decision)| decision.is_admitted());
+    let all = checks.iter().zip(&looked).all(|(it, (_, decision))| !it.is_binding || decision.is_admitted());
     let decisions = checks.iter().zip(doubts).zip(looked).map(|((check, doubt), (before, taken))| {
         if all || !taken.is_admitted() {
             return Ok(taken);

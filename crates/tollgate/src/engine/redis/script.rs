@@ -186,11 +186,7 @@ fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
         if !is_sent(limit, ask) {
             continue;
         }
-        let wait = match (ask.wait, limit) {
-            (Some(wait), _) => wait.get().min(limit.horizon().get()) as i64,
-            (None, Limit::LeakyBucket(it)) if it.mode() == LeakyMode::Queue => -1,
-            (None, _) => 0,
-        };
+        let wait = accepted_wait(limit, ask);
         match runs.last_mut() {
             Some(run) if run.cost == ask.cost && run.wait == wait && run.count > 0 && count > 0 => {
                 run.count += 1
@@ -199,6 +195,18 @@ fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
         }
     }
     runs
+}
+
+/// The wait that a script is told: -1 for none stated, where that makes a difference.
+const fn accepted_wait(limit: &Limit, ask: Ask) -> i64 {
+    match (ask.wait, limit) {
+        (Some(wait), _) => {
+            let (wait, horizon) = (wait.get(), limit.horizon().get());
+            (if wait < horizon { wait } else { horizon }) as i64
+        }
+        (None, Limit::LeakyBucket(it)) if matches!(it.mode(), LeakyMode::Queue) => -1,
+        (None, _) => 0,
+    }
 }
 
 /// Costs of nothing are always admitted, and those above the limit's size never.
@@ -361,33 +369,29 @@ pub(super) fn change(
     command
 }
 
-/// Nobody waits for one of several limits: what the others have given would be held up, or overrun.
-pub(super) const fn now_or_not(cost: u64) -> Ask {
-    Ask::of(cost).within(Micros::ZERO)
-}
-
 /// One of several limits, and how much of it is asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Check<'a> {
+pub(super) struct OneOfSeveral<'a> {
     pub(super) limit: &'a Limit,
     pub(super) key: &'a str,
-    pub(super) cost: u64,
+    pub(super) ask: Ask,
+    pub(super) is_binding: bool,
     pub(super) distrust: Option<Micros>,
 }
 
 /// The call that takes from several limits or from none.
 pub(super) fn ask_several(
-    checks: &[Check],
+    checks: &[OneOfSeveral],
     doubts: &[Option<Doubt>],
     logs: LogStorage,
     now: Option<Timestamp>,
 ) -> Command {
     let keys: Vec<_> = checks.iter().map(|check| check.key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, now);
-    for (Check { limit, cost, .. }, doubt) in checks.iter().zip(doubts) {
+    for (OneOfSeveral { limit, ask, is_binding, .. }, doubt) in checks.iter().zip(doubts) {
         let mut numbers = Numbers::of(limit);
-        numbers.add_run(&Run { cost: *cost, wait: 0, count: 1 });
-        command.said.arg(BODIES[home(limit, logs)].0).arg(numbers.0);
+        numbers.add_run(&Run { cost: ask.cost, wait: accepted_wait(limit, *ask), count: 1 });
+        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(*is_binding)).arg(numbers.0);
         command.said.arg(doubt.map(Doubt::numbers).unwrap_or_default());
     }
     command

@@ -1,0 +1,417 @@
+//! A policy: which limits a request is checked against, and whose they are.
+//!
+//! Pure: from what is known of a request to the checks that decide on it. Holding the states and asking them is the engine's work.
+
+mod index;
+mod matching;
+mod pattern;
+mod request;
+mod subject;
+mod tier;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+use self::index::Index;
+pub use self::matching::{Match, Network, Source, ValueCondition};
+use self::pattern::Parameters;
+pub use self::pattern::{Glob, PathPattern, PatternError, PlainPath, SEGMENTS_MAX, is_name};
+pub use self::request::{Descriptors, Fields};
+pub use self::subject::{KeyPart, KeySpec};
+pub use self::tier::Family;
+use crate::limit::Limit;
+use crate::time::Micros;
+
+/// Limits that one request may be checked against together: one call to a store stays within a few kilobytes, and few locks are
+/// held at once. A request that more limits apply to is refused: leaving some out would let it through.
+pub const CHECKS_MAX: usize = 32;
+
+/// All keys of a rule, in ten-thousandths.
+pub const ALL_KEYS: u64 = 10_000;
+
+/// A limit of a rule, and the name under which its states are kept.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RuleLimit {
+    /// `ALGORITHM:RULE`, with what else tells it from the rule's other limits.
+    pub scope: Box<str>,
+    /// The limit.
+    pub limit: Limit,
+    /// A limit to be tried out beside this one, by number: it is counted and never enforced.
+    pub candidate: Option<usize>,
+}
+
+/// The limits of a rule, by number in [`Policy::limits`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Limits {
+    /// Everything goes.
+    Unlimited,
+    /// All of these together.
+    All(Vec<usize>),
+}
+
+/// Which limits a rule has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RuleLimits {
+    /// Its own, the same for everybody.
+    Own(Limits),
+    /// Those of the tier that the request has in a family.
+    OfTier {
+        /// The family, by number.
+        family: usize,
+        /// By tier.
+        tiers: Vec<Limits>,
+        /// Further ones of their own for endpoints: number of the endpoint, and by tier.
+        factors: Vec<(usize, Vec<Limits>)>,
+    },
+}
+
+/// A rule: for which requests, counted by what, with which limits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// In keys, answers and metrics.
+    pub name: Box<str>,
+    /// Which requests it is for.
+    pub matching: Match,
+    /// What it counts by.
+    pub key: KeySpec,
+    /// Its limits.
+    pub limits: RuleLimits,
+    /// Permits that a request takes, for each that it asks for.
+    pub cost: u64,
+    /// A delay up to this long instead of a denial.
+    pub max_wait: Option<Micros>,
+    /// Whether the rules after it are left out where it applies.
+    pub stop: bool,
+    /// The status of the refusal if the request has none of the keys. None: the rule is left out then.
+    pub deny_empty_key: Option<u16>,
+    /// For how many of its keys, in ten-thousandths, it is enforced. For the others it is counted only.
+    pub enforced: u64,
+    /// In refusals, in place of the one that the key has.
+    pub code: Option<Box<str>>,
+}
+
+/// A name for requests: for factors, metrics and reports.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Endpoint {
+    /// The name.
+    pub name: Box<str>,
+    /// Which requests are meant.
+    pub matching: Match,
+}
+
+/// All parts of a policy. Numbers that refer to other parts must be in range.
+#[derive(Clone, Debug, Default)]
+pub struct PolicyParts {
+    /// Requests that no rule is for.
+    pub exclusions: Vec<Match>,
+    /// In order.
+    pub rules: Vec<Rule>,
+    /// For requests that none of the rules applies to.
+    pub default: Option<Rule>,
+    /// Whether only the first rule applies that a request matches.
+    pub first_match: bool,
+    /// All limits of all rules.
+    pub limits: Vec<RuleLimit>,
+    /// Tiers.
+    pub families: Vec<Family>,
+    /// Named requests.
+    pub endpoints: Vec<Endpoint>,
+    /// How many bits of an IPv6 address are one client.
+    pub ipv6_prefix: u8,
+}
+
+/// A policy that answers quickly, however many rules it has.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    parts: PolicyParts,
+    /// Exclusions and then rules.
+    index: Index,
+    endpoint_index: Index,
+}
+
+/// What becomes of a check's answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It decides.
+    Enforced,
+    /// It is counted: what would it have decided?
+    Shadow,
+}
+
+/// One limit that a request is checked against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RuleCheck {
+    /// The rule, by number; the default rule's is the number of rules.
+    pub rule: usize,
+    /// Which of the rule's keys it is.
+    pub key: usize,
+    /// The limit, by number.
+    pub limit: usize,
+    /// Whose limit it is, by number in [`Selection::subjects`].
+    pub subject: usize,
+    /// Permits that it takes.
+    pub cost: u64,
+    /// The delay that is accepted.
+    pub wait: Option<Micros>,
+    /// What becomes of the answer.
+    pub role: Role,
+    /// Whether it is a limit that is tried out beside another.
+    pub is_candidate: bool,
+}
+
+/// A request that is refused without a check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// A rule wants a key that the request does not have.
+    EmptyKey {
+        /// The rule, by number.
+        rule: usize,
+        /// The status to answer with.
+        status: u16,
+    },
+    /// More than [`CHECKS_MAX`] limits apply.
+    TooManyChecks,
+}
+
+/// What a policy says of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Selection {
+    /// Limits that it is checked against; none: it may go ahead.
+    pub checks: SmallVec<[RuleCheck; 4]>,
+    /// Whose limits they are, each in braces.
+    pub subjects: SmallVec<[String; 2]>,
+    /// Why it is refused before any check.
+    pub refusal: Option<Refusal>,
+    /// Rules whose conditions hold, whether or not they apply, by number.
+    pub matched: SmallVec<[usize; 4]>,
+    /// Whether the request is none of the policy's business.
+    pub excluded: bool,
+    /// Whether a tier was named that no family has.
+    pub unknown_tier: bool,
+}
+
+impl Policy {
+    /// A policy of these parts.
+    pub fn new(parts: PolicyParts) -> Self {
+        let matches = parts.exclusions.iter().chain(parts.rules.iter().map(|rule| &rule.matching));
+        let index = Index::new(matches);
+        let endpoint_index = Index::new(parts.endpoints.iter().map(|endpoint| &endpoint.matching));
+        Self { index, endpoint_index, parts }
+    }
+
+    /// The parts.
+    pub fn parts(&self) -> &PolicyParts {
+        &self.parts
+    }
+
+    /// A rule by its number; the default rule comes behind the others.
+    pub fn rule(&self, number: usize) -> Option<&Rule> {
+        self.parts.rules.get(number).or(self.parts.default.as_ref())
+    }
+
+    /// All limits of all rules.
+    pub fn limits(&self) -> &[RuleLimit] {
+        &self.parts.limits
+    }
+
+    /// The limits that a request is checked against.
+    pub fn select(&self, request: &Descriptors<'_>, permits: u64) -> Selection {
+        let path = PlainPath::new(request.path);
+        let path = path.segments();
+        let mut selecting = Selecting {
+            policy: self,
+            request: Descriptors { ..*request },
+            path: &path,
+            permits,
+            selection: Selection::default(),
+            tiers: SmallVec::new(),
+            endpoints: None,
+        };
+        selecting.run();
+        let mut selection = selecting.selection;
+        selection.unknown_tier = tier::is_unknown(&self.parts.families, request);
+        selection
+    }
+
+    /// The first endpoint that a request is one of.
+    pub fn endpoint(&self, request: &Descriptors<'_>) -> Option<&Endpoint> {
+        let path = PlainPath::new(request.path);
+        let first = self.endpoints(request, &path.segments()).first().copied()?;
+        self.parts.endpoints.get(first)
+    }
+
+    /// The tier that a request has in each family.
+    pub fn tiers(&self, request: &Descriptors<'_>) -> impl Iterator<Item = (&str, &str)> {
+        let families = self.parts.families.iter();
+        families.map(|family| (&*family.name, &*family.tiers[family.tier_of(request)]))
+    }
+
+    fn endpoints(&self, request: &Descriptors<'_>, path: &[&str]) -> SmallVec<[usize; 4]> {
+        let candidates =
+            self.endpoint_index.candidates(request, path).into_iter().map(|number| number as usize);
+        let is_one = |number: &usize| {
+            let matching = &self.parts.endpoints[*number].matching;
+            matching.parameters(request, path, |family| self.tier(family, request)).is_some()
+        };
+        candidates.filter(is_one).collect()
+    }
+
+    fn tier(&self, family: usize, request: &Descriptors<'_>) -> Option<usize> {
+        Some(self.parts.families.get(family)?.tier_of(request))
+    }
+}
+
+/// A selection under way.
+struct Selecting<'p, 'r> {
+    policy: &'p Policy,
+    request: Descriptors<'r>,
+    path: &'r [&'r str],
+    permits: u64,
+    selection: Selection,
+    /// Tiers that were looked up, by family.
+    tiers: SmallVec<[(usize, usize); 2]>,
+    endpoints: Option<SmallVec<[usize; 4]>>,
+}
+
+/// Whether the rules after one come into question.
+#[derive(PartialEq)]
+enum Then {
+    GoOn,
+    Stop,
+}
+
+impl<'r> Selecting<'_, 'r> {
+    fn run(&mut self) {
+        let parts = &self.policy.parts;
+        let exclusions = parts.exclusions.len();
+        let mut applied = false;
+        for number in self.policy.index.candidates(&self.request, self.path) {
+            let number = number as usize;
+            if let Some(exclusion) = parts.exclusions.get(number) {
+                if self.parameters(exclusion).is_some() {
+                    self.selection.excluded = true;
+                    return;
+                }
+                continue;
+            }
+            let number = number - exclusions;
+            let rule = &parts.rules[number];
+            let Some(parameters) = self.parameters(&rule.matching) else { continue };
+            self.selection.matched.push(number);
+            let Some(then) = self.apply(number, rule, &parameters) else { continue };
+            applied = true;
+            if then == Then::Stop || parts.first_match {
+                break;
+            }
+        }
+        if let Some(rule) = parts.default.as_ref().filter(|_| !applied) {
+            self.selection.matched.push(parts.rules.len());
+            self.apply(parts.rules.len(), rule, &Parameters::new());
+        }
+    }
+
+    fn parameters<'m>(&mut self, matching: &'m Match) -> Option<Parameters<'m, 'r>> {
+        let (request, path) = (self.request, self.path);
+        matching.parameters(&request, path, |family| self.tier(family))
+    }
+
+    /// Adds the checks of a rule. None: the request has none of its keys, and the rule can do without.
+    fn apply(&mut self, number: usize, rule: &Rule, parameters: &Parameters<'_, 'r>) -> Option<Then> {
+        let then = if rule.stop { Then::Stop } else { Then::GoOn };
+        if rule.limits == RuleLimits::Own(Limits::Unlimited) {
+            return Some(then);
+        }
+        let Some(key) = rule.key.choose(&self.request, parameters) else {
+            let status = rule.deny_empty_key?;
+            self.selection.refusal.get_or_insert(Refusal::EmptyKey { rule: number, status });
+            return Some(Then::Stop);
+        };
+        let subject = self.subject(rule, key, parameters);
+        let is_enforced = rule.enforced >= ALL_KEYS
+            || rule.enforced > 0
+                && subject::part_of(&rule.name, &self.selection.subjects[subject], ALL_KEYS) < rule.enforced;
+        let template = RuleCheck {
+            rule: number,
+            key,
+            limit: 0,
+            subject,
+            cost: rule.cost.saturating_mul(self.permits),
+            wait: rule.max_wait,
+            role: if is_enforced { Role::Enforced } else { Role::Shadow },
+            is_candidate: false,
+        };
+        match &rule.limits {
+            RuleLimits::Own(limits) => self.add(limits, template),
+            RuleLimits::OfTier { family, tiers, factors } => {
+                let tier = self.tier(*family)?;
+                self.add(tiers.get(tier)?, template);
+                for (endpoint, tiers) in factors {
+                    if self.is_at(*endpoint) {
+                        self.add(tiers.get(tier)?, template);
+                    }
+                }
+            }
+        }
+        Some(then)
+    }
+
+    fn add(&mut self, limits: &Limits, template: RuleCheck) {
+        let Limits::All(limits) = limits else { return };
+        for limit in limits {
+            self.push(RuleCheck { limit: *limit, ..template });
+            if let Some(candidate) = self.policy.parts.limits.get(*limit).and_then(|it| it.candidate) {
+                self.push(RuleCheck { limit: candidate, role: Role::Shadow, is_candidate: true, ..template });
+            }
+        }
+    }
+
+    fn push(&mut self, check: RuleCheck) {
+        if self.selection.checks.len() < CHECKS_MAX {
+            self.selection.checks.push(check);
+        } else {
+            self.selection.refusal.get_or_insert(Refusal::TooManyChecks);
+        }
+    }
+
+    /// The number of a rule's subject; rules that count by the same share it.
+    fn subject(&mut self, rule: &Rule, key: usize, parameters: &Parameters<'_, 'r>) -> usize {
+        let subject = rule.key.subject(key, &self.request, parameters, self.policy.parts.ipv6_prefix);
+        let subjects = &mut self.selection.subjects;
+        subjects.iter().position(|known| *known == subject).unwrap_or_else(|| {
+            subjects.push(subject);
+            subjects.len() - 1
+        })
+    }
+
+    fn tier(&mut self, family: usize) -> Option<usize> {
+        if let Some((_, tier)) = self.tiers.iter().find(|(known, _)| *known == family) {
+            return Some(*tier);
+        }
+        let tier = self.policy.tier(family, &self.request)?;
+        self.tiers.push((family, tier));
+        Some(tier)
+    }
+
+    fn is_at(&mut self, endpoint: usize) -> bool {
+        let (policy, request, path) = (self.policy, &self.request, self.path);
+        self.endpoints.get_or_insert_with(|| policy.endpoints(request, path)).contains(&endpoint)
+    }
+}
+
+impl Rule {
+    /// The code of a refusal by this rule, where it counts by the key of this number: `IP_LIMIT`, `USER_IP_LIMIT`.
+    pub fn code(&self, key: usize) -> String {
+        if let Some(code) = &self.code {
+            return (**code).into();
+        }
+        let mut code = String::new();
+        for part in self.key.0.get(key).into_iter().flatten() {
+            code.push_str(part.code());
+            code.push('_');
+        }
+        code + "LIMIT"
+    }
+}

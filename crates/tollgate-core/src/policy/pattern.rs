@@ -1,0 +1,247 @@
+//! Patterns that paths and other texts are compared with.
+
+use alloc::borrow::Cow;
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+/// Segments that a path is looked at with. What lies deeper is compared as a whole by nobody.
+pub const SEGMENTS_MAX: usize = 64;
+
+/// A text with `*` for any run of characters.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Glob {
+    /// What stands between the stars.
+    parts: Box<[Box<str>]>,
+}
+
+impl Glob {
+    /// Every text is a pattern.
+    pub fn new(text: &str) -> Self {
+        Self { parts: text.split('*').map(Box::from).collect() }
+    }
+
+    /// The only text that it matches, if there is only one.
+    pub fn literal(&self) -> Option<&str> {
+        match &*self.parts {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Whether the whole text matches.
+    pub fn matches(&self, text: &str) -> bool {
+        let [first, middle @ .., last] = &*self.parts else {
+            return self.literal() == Some(text);
+        };
+        let Some(mut rest) = text.strip_prefix(&**first) else { return false };
+        for part in middle {
+            match rest.find(&**part) {
+                Some(at) => rest = &rest[at + part.len()..],
+                None => return false,
+            }
+        }
+        rest.ends_with(&**last)
+    }
+}
+
+/// A part of a path pattern, between two slashes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Segment {
+    /// `login`
+    Literal(Box<str>),
+    /// `*`, `*.png`
+    Glob(Glob),
+    /// `{id}`: one segment, under a name.
+    Parameter(Box<str>),
+    /// `**`: any number of segments, none too.
+    Rest,
+}
+
+/// A path with wildcards: `/api/login`, `/api/*/items`, `/users/{id}`, `/static/**`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PathPattern {
+    segments: Box<[Segment]>,
+}
+
+/// Why a text is no pattern for paths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PatternError {
+    /// Paths begin so.
+    #[error("a path begins with /")]
+    NoSlash,
+    /// Paths are compared in their plain form, which has none of these.
+    #[error(
+        "can never match: paths are compared without //, /./, /../ and %XX, and without what follows ? or #"
+    )]
+    NotPlain,
+    /// A brace that is not the edge of a segment.
+    #[error("a parameter is a whole segment: /users/{{id}}")]
+    Parameter,
+    /// Which of the two would be meant?
+    #[error("a parameter's name stands twice")]
+    TwiceNamed,
+    /// See [`SEGMENTS_MAX`].
+    #[error("at most {SEGMENTS_MAX} segments")]
+    TooLong,
+    /// Two of them would be tried in every combination.
+    #[error("at most one ** in a path")]
+    TwoRests,
+}
+
+/// What a path's parameters stand for: name and value.
+pub(super) type Parameters<'p, 't> = SmallVec<[(&'p str, &'t str); 4]>;
+
+impl PathPattern {
+    /// Reads a pattern.
+    pub fn new(text: &str) -> Result<Self, PatternError> {
+        let path = text.strip_prefix('/').ok_or(PatternError::NoSlash)?;
+        let mut segments = Vec::new();
+        let mut names: Vec<&str> = Vec::new();
+        // A slash at the end says nothing.
+        for segment in split(path) {
+            if segment.is_empty() || matches!(segment, "." | "..") || segment.contains(['%', '?', '#']) {
+                return Err(PatternError::NotPlain);
+            }
+            let parameter = segment.strip_prefix('{').and_then(|inner| inner.strip_suffix('}'));
+            segments.push(match parameter {
+                Some(name) if is_name(name) => {
+                    if names.contains(&name) {
+                        return Err(PatternError::TwiceNamed);
+                    }
+                    names.push(name);
+                    Segment::Parameter(name.into())
+                }
+                _ if segment.contains(['{', '}']) => return Err(PatternError::Parameter),
+                _ if segment == "**" => Segment::Rest,
+                _ if segment.contains('*') => Segment::Glob(Glob::new(segment)),
+                _ => Segment::Literal(segment.into()),
+            });
+        }
+        if segments.len() > SEGMENTS_MAX {
+            return Err(PatternError::TooLong);
+        }
+        if segments.iter().filter(|segment| matches!(segment, Segment::Rest)).count() > 1 {
+            return Err(PatternError::TwoRests);
+        }
+        Ok(Self { segments: segments.into() })
+    }
+
+    /// Whether it has a parameter of this name.
+    pub fn has_parameter(&self, name: &str) -> bool {
+        self.segments.iter().any(|segment| matches!(segment, Segment::Parameter(known) if **known == *name))
+    }
+
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// What the parameters are, if the path matches.
+    pub(super) fn parameters<'p, 't>(&'p self, path: &[&'t str]) -> Option<Parameters<'p, 't>> {
+        let mut found = Parameters::new();
+        let rest = self.segments.iter().position(|segment| matches!(segment, Segment::Rest));
+        let (before, after) = match rest {
+            Some(at) => (&self.segments[..at], &self.segments[at + 1..]),
+            None => (&*self.segments, &[] as &[Segment]),
+        };
+        let fixed = before.len() + after.len();
+        if path.len() < fixed || rest.is_none() && path.len() > fixed {
+            return None;
+        }
+        let tail = &path[path.len() - after.len()..];
+        for (segment, text) in before.iter().zip(path).chain(after.iter().zip(tail)) {
+            let fits = match segment {
+                Segment::Literal(literal) => **literal == **text,
+                Segment::Glob(glob) => glob.matches(text),
+                Segment::Parameter(name) => {
+                    found.push((name, text));
+                    true
+                }
+                Segment::Rest => true,
+            };
+            if !fits {
+                return None;
+            }
+        }
+        Some(found)
+    }
+}
+
+/// Names of parameters, in patterns and in keys.
+pub fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+}
+
+/// The segments of a path without its first slash.
+fn split(path: &str) -> impl Iterator<Item = &str> {
+    let path = path.strip_suffix('/').unwrap_or(path);
+    path.split('/').filter(move |_| !path.is_empty())
+}
+
+/// A path in its plain form, cut into segments.
+#[derive(Debug)]
+pub struct PlainPath<'a>(Cow<'a, str>);
+
+impl<'a> PlainPath<'a> {
+    /// The form in which all spellings of a path are one: without query, `//`, `.`, `..`, `;parameters`, a last `/`, and with `%XX`
+    /// decoded, but for an encoded slash, which is no separator. Whoever protects `/api/login` means all of them.
+    pub fn new(path: &'a str) -> Self {
+        let path = path.split(['?', '#']).next().unwrap_or(path);
+        let is_plain = path.starts_with('/')
+            && !path.contains(['%', ';'])
+            && !path.contains("//")
+            && !path.contains("/.");
+        if is_plain {
+            return Self(Cow::Borrowed(path));
+        }
+        let bare: Vec<&str> = path.split('/').map(|it| it.split(';').next().unwrap_or(it)).collect();
+        let decoded = decode(&bare.join("/"));
+        let mut kept: Vec<&str> = Vec::new();
+        for segment in decoded.split('/') {
+            match segment {
+                "" | "." => {}
+                ".." => {
+                    kept.pop();
+                }
+                segment => kept.push(segment),
+            }
+        }
+        let mut plain = String::with_capacity(decoded.len() + 1);
+        plain.push('/');
+        plain.push_str(&kept.join("/"));
+        Self(Cow::Owned(plain))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Its segments; of a path with too many, the first.
+    pub(super) fn segments(&self) -> SmallVec<[&str; 16]> {
+        split(self.0.strip_prefix('/').unwrap_or(&self.0)).take(SEGMENTS_MAX + 1).collect()
+    }
+}
+
+/// `%XX` decoded, once, but for what would then be a slash, and what would be no text.
+fn decode(path: &str) -> String {
+    let bytes = path.as_bytes();
+    let digit = |at: usize| bytes.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        match (byte, digit(at + 1), digit(at + 2)) {
+            (b'%', Some(high), Some(low)) if high * 16 + low != u32::from(b'/') => {
+                decoded.push((high * 16 + low) as u8);
+                at += 3;
+            }
+            _ => {
+                decoded.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(decoded).unwrap_or_else(|_| path.into())
+}

@@ -1,0 +1,77 @@
+//! What is known of a request.
+
+use core::net::IpAddr;
+
+/// Values by name: headers, query parameters, free attributes.
+pub trait Fields: Sync {
+    /// The value of a name. Names of headers are asked for in lower case.
+    fn get(&self, name: &str) -> Option<&str>;
+}
+
+impl Fields for () {
+    fn get(&self, _: &str) -> Option<&str> {
+        None
+    }
+}
+
+impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync> Fields for [(N, V)] {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| known.as_ref() == name).map(|(_, value)| value.as_ref())
+    }
+}
+
+impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync> Fields for alloc::vec::Vec<(N, V)> {
+    fn get(&self, name: &str) -> Option<&str> {
+        Fields::get(&**self, name)
+    }
+}
+
+/// What a request is. Texts that are empty count as absent, but for the path.
+#[derive(Clone, Copy)]
+pub struct Descriptors<'a> {
+    /// The client's address, IPv4 as IPv4.
+    pub ip: Option<IpAddr>,
+    /// The user, verified.
+    pub user: Option<&'a str>,
+    /// What stands for the API key: never the key itself.
+    pub api_key: Option<&'a str>,
+    /// The tier that the request claims, of whichever family has one of that name.
+    pub tier: Option<&'a str>,
+    /// Tiers that were assigned, by family: they win over what the request claims.
+    pub assigned_tiers: &'a dyn Fields,
+    /// `GET`.
+    pub method: &'a str,
+    /// Without its port.
+    pub host: &'a str,
+    /// As it came.
+    pub path: &'a str,
+    /// By name in lower case.
+    pub headers: &'a dyn Fields,
+    /// Of the query.
+    pub query: &'a dyn Fields,
+    /// Whatever else the caller knows.
+    pub attributes: &'a dyn Fields,
+}
+
+impl Default for Descriptors<'_> {
+    fn default() -> Self {
+        Self {
+            ip: None,
+            user: None,
+            api_key: None,
+            tier: None,
+            assigned_tiers: &(),
+            method: "",
+            host: "",
+            path: "/",
+            headers: &(),
+            query: &(),
+            attributes: &(),
+        }
+    }
+}
+
+/// A text that says something.
+pub(super) fn said(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.is_empty())
+}

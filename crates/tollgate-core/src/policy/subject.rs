@@ -1,0 +1,171 @@
+//! Whose limit it is: from what is known of a request to the key of a state.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::net::{IpAddr, Ipv6Addr};
+
+use sha2::{Digest, Sha256};
+
+use super::matching::{Network, Source};
+use super::request::{Descriptors, said};
+
+/// What a limit is counted by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum KeyPart {
+    /// The client's address.
+    Ip,
+    /// The user.
+    User,
+    /// The API key.
+    ApiKey,
+    /// The host that is asked.
+    Host,
+    /// A parameter of the path.
+    Path(Box<str>),
+    /// A header, a parameter of the query, an attribute.
+    Value(Source, Box<str>),
+    /// Everybody together.
+    Global,
+}
+
+/// Keys to choose from: the first of which the request has every part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeySpec(pub Vec<Vec<KeyPart>>);
+
+/// Bytes of a subject in a key; a longer one is replaced by its hash.
+const SUBJECT_BYTES_MAX: usize = 200;
+
+impl KeyPart {
+    /// The word for it in the codes of refusals.
+    pub(super) const fn code(&self) -> &'static str {
+        match self {
+            Self::Ip => "IP",
+            Self::User => "USER",
+            Self::ApiKey => "APIKEY",
+            Self::Host => "HOST",
+            Self::Path(_) => "PATH",
+            Self::Value(Source::Header, _) => "HEADER",
+            Self::Value(Source::Query, _) => "QUERY",
+            Self::Value(Source::Attribute, _) => "ATTRIBUTE",
+            Self::Global => "GLOBAL",
+        }
+    }
+
+    fn is_in(&self, request: &Descriptors<'_>, parameters: &[(&str, &str)]) -> bool {
+        match self {
+            Self::Ip => request.ip.is_some(),
+            Self::Global => true,
+            Self::User | Self::ApiKey | Self::Host | Self::Path(_) | Self::Value(..) => {
+                self.text(request, parameters).is_some()
+            }
+        }
+    }
+
+    /// The text of it, where it has one.
+    fn text<'a>(&self, request: &'a Descriptors<'_>, parameters: &'a [(&str, &'a str)]) -> Option<&'a str> {
+        match self {
+            Self::Ip | Self::Global => None,
+            Self::User => said(request.user),
+            Self::ApiKey => said(request.api_key),
+            Self::Host => said(Some(request.host)),
+            Self::Path(name) => {
+                parameters.iter().find(|(known, _)| *known == &**name).map(|(_, value)| *value)
+            }
+            Self::Value(source, name) => source.value(request, name),
+        }
+    }
+
+    fn write(
+        &self,
+        subject: &mut String,
+        request: &Descriptors<'_>,
+        parameters: &[(&str, &str)],
+        ipv6_prefix: u8,
+    ) {
+        // Writing to a string does not fail.
+        let _ = match self {
+            Self::Ip => write_ip(subject, request.ip, ipv6_prefix),
+            Self::User => write!(subject, "user:"),
+            Self::ApiKey => write!(subject, "api_key:"),
+            Self::Host => write!(subject, "host:"),
+            Self::Path(name) => write!(subject, "path.{name}:"),
+            Self::Value(Source::Header, name) => write!(subject, "header.{name}:"),
+            Self::Value(Source::Query, name) => write!(subject, "query.{name}:"),
+            Self::Value(Source::Attribute, name) => write!(subject, "attribute.{name}:"),
+            Self::Global => write!(subject, "global"),
+        };
+        if let Some(text) = self.text(request, parameters) {
+            write_escaped(subject, text);
+        }
+    }
+}
+
+impl KeySpec {
+    /// Which of the keys the request has, by number.
+    pub(super) fn choose(&self, request: &Descriptors<'_>, parameters: &[(&str, &str)]) -> Option<usize> {
+        self.0.iter().position(|parts| parts.iter().all(|part| part.is_in(request, parameters)))
+    }
+
+    /// The subject of one of the keys. No two different ones have the same.
+    pub(super) fn subject(
+        &self,
+        number: usize,
+        request: &Descriptors<'_>,
+        parameters: &[(&str, &str)],
+        ipv6_prefix: u8,
+    ) -> String {
+        let mut subject = String::with_capacity(32);
+        subject.push('{');
+        for (position, part) in self.0.get(number).into_iter().flatten().enumerate() {
+            if position > 0 {
+                subject.push('+');
+            }
+            part.write(&mut subject, request, parameters, ipv6_prefix);
+        }
+        if subject.len() > SUBJECT_BYTES_MAX {
+            // Nobody finds two texts with one of these, and nobody needs a secret for that, which all nodes would have to share.
+            let digest = Sha256::digest(subject.as_bytes());
+            subject.clear();
+            subject.push_str("{sha256:");
+            for byte in &digest[..16] {
+                let _ = write!(subject, "{byte:02x}");
+            }
+        }
+        subject.push('}');
+        subject
+    }
+}
+
+/// As the plain API names addresses: `ip:192.0.2.1`, `ip:2001:db8::/64`.
+fn write_ip(subject: &mut String, ip: Option<IpAddr>, ipv6_prefix: u8) -> core::fmt::Result {
+    match ip {
+        Some(IpAddr::V4(ip)) => write!(subject, "ip:{ip}"),
+        Some(ip @ IpAddr::V6(_)) => {
+            let network = Ipv6Addr::from_bits(Network::around(ip, ipv6_prefix.min(128)).bits);
+            write!(subject, "ip:{network}/{ipv6_prefix}")
+        }
+        None => Ok(()),
+    }
+}
+
+/// What would end the hash tag, join two parts or forge a line is written as `%XX`.
+fn write_escaped(subject: &mut String, text: &str) {
+    for c in text.chars() {
+        if c.is_control() || matches!(c, '{' | '}' | '+' | '%' | ' ') {
+            let _ = c.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(subject, "%{byte:02X}"));
+        } else {
+            subject.push(c);
+        }
+    }
+}
+
+/// A number below `parts` that stays the same for a subject, on all nodes and for ever.
+pub(super) fn part_of(rule: &str, subject: &str, parts: u64) -> u64 {
+    let digest =
+        Sha256::new().chain_update(rule.as_bytes()).chain_update([0]).chain_update(subject).finalize();
+    let mut number = [0; 8];
+    number.copy_from_slice(&digest[..8]);
+    u64::from_be_bytes(number) % parts
+}

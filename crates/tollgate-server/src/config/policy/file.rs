@@ -1,0 +1,206 @@
+//! The policy, field for field, as it is written.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::text::{AlgorithmText, FactorText, LimitItem, Many, PercentText};
+use crate::config::file::{ConsistencyName, OnStoreFailure};
+use crate::config::limits::Refill;
+use crate::config::text::{DurationText, NetworkText};
+
+/// Which limits a request is checked against, and whose they are.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(title = "Tollgate policy")]
+pub(in crate::config) struct PolicyFile {
+    /// Whether all rules apply that a request matches, or only the first.
+    pub apply: Apply,
+    /// In order. Every one applies that a request matches, up to one with `stop: true`.
+    pub rules: Vec<RuleFields>,
+    /// Requests that no rule is for.
+    pub exclude: Vec<Exclusion>,
+    /// For requests that no rule applies to: a limit by address, 200/min if not set, or `unlimited`.
+    pub default: Option<Many<LimitItem>>,
+    /// Tiers of users, each with its limits, or `unlimited`. Several families of tiers are written under `families`.
+    pub tiers: BTreeMap<String, Many<LimitItem>>,
+    /// The tier of who has none, or one that is not known; the smallest if not set.
+    pub default_tier: Option<String>,
+    /// Users whose tier is settled here.
+    pub members: BTreeMap<String, String>,
+    /// Families of tiers: of users, of API keys.
+    pub families: BTreeMap<String, FamilyFields>,
+    /// Names for requests: for factors, metrics and reports.
+    pub endpoints: BTreeMap<String, MatchFields>,
+    /// For every rule that does not say it itself; TOKEN_BUCKET if not set.
+    pub algorithm: Option<AlgorithmText>,
+    /// For every rule that does not say it itself: open, closed or local.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// For every rule that does not say it itself: strict, lease or lease_fast.
+    pub consistency: Option<ConsistencyName>,
+    /// For every rule that does not say it itself.
+    pub settle_debt: Option<bool>,
+}
+
+/// Which of the rules apply that a request matches.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::config) enum Apply {
+    /// All of them, together.
+    #[default]
+    All,
+    /// The first one.
+    First,
+}
+
+/// For which requests, counted by what, with which limits.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(in crate::config) struct RuleFields {
+    /// In keys, answers and metrics: letters, digits, - and _.
+    pub name: String,
+    /// Which requests it is for; all of them if not set.
+    pub r#match: MatchFields,
+    /// What it counts by: ip, user, api_key, host, header:NAME, query:NAME, path:NAME (a parameter of the path), attribute:NAME,
+    /// identity (user, else API key, else address) or global. Of a list the first that the request has; user+ip are both together.
+    pub key: Many<String>,
+    /// One limit or several, all of which hold: 100/min, 50/s burst 100, or with fields.
+    pub limit: Many<LimitItem>,
+    /// Whether it lets everything through.
+    pub unlimited: bool,
+    /// `from_request`: the limits are those of the request's tier.
+    pub tier: Option<TierSource>,
+    /// Whose tiers these are, if there are several families.
+    pub family: Option<String>,
+    /// Further limits of their own for endpoints, as a part of the tier's: { ai-generate: 1/10 }.
+    pub factor: BTreeMap<String, FactorText>,
+    /// Permits that a request takes, for each that it asks for.
+    pub cost: Option<u64>,
+    /// A delay up to this long instead of a denial.
+    pub max_wait: Option<DurationText>,
+    /// Whether the rules after it are left out where it applies.
+    pub stop: bool,
+    /// The status (400 to 499) of the refusal if the request has none of the keys; without it the rule is left out then.
+    pub deny_empty_key: Option<u16>,
+    /// `shadow`: counted, never enforced.
+    pub mode: Mode,
+    /// For how many of its keys it is enforced: 10%. For the others it is counted only.
+    pub enforce: Option<PercentText>,
+    /// A limit to be tried out beside the first one: it is counted and never enforced.
+    pub candidate: Option<LimitItem>,
+    /// In refusals, in place of IP_LIMIT, USER_LIMIT, APIKEY_LIMIT and the like.
+    pub code: Option<String>,
+    /// Of its limits that do not say it themselves.
+    pub algorithm: Option<AlgorithmText>,
+    /// What happens if the store does not decide.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// Whether what `local` has admitted is taken from the store's state afterwards.
+    pub settle_debt: Option<bool>,
+    /// For one check, in place of `redis.deadline`.
+    pub deadline: Option<DurationText>,
+    /// Whether nodes that share a store borrow from its limits.
+    pub consistency: Option<ConsistencyName>,
+    /// The most permits that one node borrows of one key.
+    pub lease_ceiling: Option<u64>,
+    /// Whether keys count as used up when a server of the store takes over from another.
+    pub failover_guard: bool,
+}
+
+/// Where a tier comes from.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::config) enum TierSource {
+    /// From the request: assigned, claimed by a verified token or a trusted header, or listed under `members`.
+    FromRequest,
+}
+
+/// Whether a rule decides.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::config) enum Mode {
+    /// It does.
+    #[default]
+    Enforce,
+    /// It is counted only.
+    Shadow,
+}
+
+/// Conditions: all must hold, and of each list one entry.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(in crate::config) struct MatchFields {
+    /// /api/login, /api/*/items, /users/{id}, /static/**
+    pub path: Many<String>,
+    /// GET, POST
+    pub method: Many<String>,
+    /// api.example.com, *.example.com
+    pub host: Many<String>,
+    /// Headers by name; * for any value.
+    pub header: BTreeMap<String, Many<String>>,
+    /// Parameters of the query by name; * for any value.
+    pub query: BTreeMap<String, Many<String>>,
+    /// Attributes by name; * for any value.
+    pub attribute: BTreeMap<String, Many<String>>,
+    /// Networks of the client: 10.0.0.0/8
+    pub cidr: Many<NetworkText>,
+    /// Tiers of the request.
+    pub tier: Many<String>,
+}
+
+/// A path, or conditions.
+#[derive(Serialize, JsonSchema, Debug)]
+#[serde(untagged)]
+pub(in crate::config) enum Exclusion {
+    /// A path.
+    Path(String),
+    /// Conditions.
+    Match(MatchFields),
+}
+
+/// A family of tiers.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(in crate::config) struct FamilyFields {
+    /// Each with its limits, or `unlimited`.
+    pub tiers: BTreeMap<String, Many<LimitItem>>,
+    /// The tier of who has none, or one that is not known; the smallest if not set.
+    pub default: Option<String>,
+    /// Whose tiers they are.
+    pub of: FamilyOf,
+    /// Those whose tier is settled here. API keys are written as `sha256:` and their digest, or as they are.
+    pub members: BTreeMap<String, String>,
+}
+
+/// Whose tiers they are.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::config) enum FamilyOf {
+    /// Users.
+    #[default]
+    User,
+    /// API keys.
+    ApiKey,
+}
+
+/// A limit with its fields.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(in crate::config) struct LimitFields {
+    /// 100/min, 50/s burst 100
+    pub limit: Option<super::text::LimitText>,
+    /// The most permits at once, of TOKEN_BUCKET and LEAKY_BUCKET; those of one period if not set.
+    pub burst: Option<u64>,
+    /// TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COUNTER
+    pub algorithm: Option<AlgorithmText>,
+    /// Of TOKEN_BUCKET: greedy, or interval: all of a period at its end.
+    pub refill: Option<Refill>,
+    /// Of SLIDING_WINDOW_COUNTER: into how many parts the window is cut.
+    pub sub_buckets: Option<u32>,
+    /// Of SLIDING_WINDOW_COUNTER: never more than the limit in any trailing window.
+    pub strict: bool,
+    /// Of the three windows: whether denied requests count too, up to the limit.
+    pub count_denied: bool,
+    /// Of LEAKY_BUCKET: whether requests are spaced evenly, each waiting for its turn.
+    pub queue: bool,
+}

@@ -1,0 +1,125 @@
+//! From a limit as it is written to what it means.
+
+use tollgate::{
+    AlgorithmName, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, LimitSettings,
+    Rate, SlidingCounter, SlidingLog, TokenBucket,
+};
+
+use super::file::{LimitFields, PolicyFile, RuleFields};
+use super::text::{AlgorithmText, FactorText, LimitItem, LimitText, Many};
+use crate::config::limits::{LOG_LIMIT_MAX, Refill, Settings};
+
+/// What a limit has that does not say it itself.
+#[derive(Clone, Copy)]
+pub(super) struct Defaults {
+    pub(super) algorithm: Option<AlgorithmText>,
+}
+
+/// A limit as it would be written in a word.
+pub(super) fn read(text: &str) -> LimitItem {
+    LimitItem::Limit(LimitFields { limit: text.parse().ok(), ..LimitFields::default() })
+}
+
+/// The limit that fields stand for, or why they stand for none.
+pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, String> {
+    let Some(LimitText { rate, burst }) = fields.limit else {
+        return Err("needs `limit: 100/min`".to_owned());
+    };
+    if burst.is_some() && fields.burst.is_some() {
+        return Err("burst stands twice".to_owned());
+    }
+    let algorithm = fields.algorithm.or(defaults.algorithm).map_or(AlgorithmName::TokenBucket, |it| it.0);
+    let burst = fields.burst.or(burst);
+    check_fields(fields, burst, algorithm)?;
+    let size = burst.unwrap_or(rate.permits());
+    let made: Result<Limit, LimitError> = match algorithm {
+        AlgorithmName::TokenBucket => match fields.refill.unwrap_or(Refill::Greedy) {
+            Refill::Greedy => TokenBucket::new(size, rate).map(Limit::TokenBucket),
+            Refill::Interval => IntervalBucket::new(size, rate).map(Limit::IntervalBucket),
+        },
+        AlgorithmName::LeakyBucket => {
+            let mode = if fields.queue { LeakyMode::Queue } else { LeakyMode::Meter };
+            LeakyBucket::new(size, rate, mode).map(Limit::LeakyBucket)
+        }
+        AlgorithmName::FixedWindow => {
+            FixedWindow::new(rate).map(|it| Limit::FixedWindow(it.counting_denied(fields.count_denied)))
+        }
+        AlgorithmName::SlidingWindow => {
+            if rate.permits() > LOG_LIMIT_MAX {
+                return Err(format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"));
+            }
+            SlidingLog::new(rate).map(|it| Limit::SlidingLog(it.counting_denied(fields.count_denied)))
+        }
+        AlgorithmName::SlidingWindowCounter => {
+            let sub_buckets = fields.sub_buckets.unwrap_or(if fields.strict { 10 } else { 1 });
+            SlidingCounter::new(rate, sub_buckets, fields.strict)
+                .map(|it| Limit::SlidingCounter(it.counting_denied(fields.count_denied)))
+        }
+    };
+    made.map_err(|why| why.to_string())
+}
+
+/// Fields of other algorithms would be read by nobody.
+fn check_fields(fields: &LimitFields, burst: Option<u64>, algorithm: AlgorithmName) -> Result<(), String> {
+    use AlgorithmName::{FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket};
+    let windows = [FixedWindow, SlidingWindow, SlidingWindowCounter];
+    for (field, is_set, belongs_to) in [
+        ("burst", burst.is_some(), &[TokenBucket, LeakyBucket] as &[_]),
+        ("refill", fields.refill.is_some(), &[TokenBucket]),
+        ("queue", fields.queue, &[LeakyBucket]),
+        ("sub_buckets", fields.sub_buckets.is_some(), &[SlidingWindowCounter]),
+        ("strict", fields.strict, &[SlidingWindowCounter]),
+        ("count_denied", fields.count_denied, &windows),
+    ] {
+        if is_set && !belongs_to.contains(&algorithm) {
+            let names: Vec<_> = belongs_to.iter().map(|it| it.as_str()).collect();
+            return Err(format!("{field} belongs to {}, not to {algorithm}", names.join(", ")));
+        }
+    }
+    Ok(())
+}
+
+/// A part of a limit, rounded down.
+pub(super) fn part_of(fields: &LimitFields, factor: FactorText) -> Result<LimitFields, String> {
+    let cut = |permits: u64| {
+        let part = u128::from(permits) * u128::from(factor.part) / u128::from(factor.whole);
+        u64::try_from(part).unwrap_or(u64::MAX)
+    };
+    let too_small =
+        |what: &str, permits: u64| Err(format!("{factor} of {what} {permits} leaves less than 1 permit"));
+    let Some(LimitText { rate, burst }) = fields.limit else { return Ok(fields.clone()) };
+    let Ok(less) = Rate::new(cut(rate.permits()), rate.per()) else {
+        return too_small("the limit", rate.permits());
+    };
+    for burst in [burst, fields.burst].into_iter().flatten() {
+        if cut(burst) == 0 {
+            return too_small("the burst", burst);
+        }
+    }
+    let limit = Some(LimitText { rate: less, burst: burst.map(cut) });
+    Ok(LimitFields { limit, burst: fields.burst.map(cut), ..fields.clone() })
+}
+
+/// Permits in a billion seconds, of the first limit: to find the smallest tier.
+pub(super) fn speed(limits: &Many<LimitItem>) -> u128 {
+    match limits.0.first() {
+        Some(LimitItem::Limit(fields)) => fields.limit.map_or(0, |it| {
+            u128::from(it.rate.permits()) * 1_000_000_000_000_000 / u128::from(it.rate.per().get())
+        }),
+        Some(LimitItem::Unlimited) => u128::MAX,
+        None => 0,
+    }
+}
+
+/// How the limits of a rule are kept in a store: what it says itself, or what the policy says for all.
+pub(super) fn settings(rule: &RuleFields, policy: &PolicyFile) -> LimitSettings {
+    Settings {
+        consistency: rule.consistency.or(policy.consistency),
+        lease_ceiling: rule.lease_ceiling,
+        failover_guard: rule.failover_guard,
+        on_store_failure: rule.on_store_failure.or(policy.on_store_failure),
+        settle_debt: rule.settle_debt.or(policy.settle_debt),
+        deadline: rule.deadline,
+    }
+    .meaning()
+}

@@ -1,0 +1,289 @@
+//! Values of a policy that may be written in more than one way.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{IntoDeserializer, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use tollgate::{AlgorithmName, Rate};
+
+use super::file::{Exclusion, LimitFields, MatchFields};
+use crate::config::text::text;
+
+/// One, or a list of them.
+#[derive(Clone, Debug)]
+pub(in crate::config) struct Many<T>(pub Vec<T>);
+
+impl<T> Default for Many<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Serialize> Serialize for Many<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [one] => one.serialize(serializer),
+            all => all.serialize(serializer),
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrList<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrList<T> {
+            type Value = Many<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("one or a list of them")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Many<T>, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Many)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Many<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(|one| Many(vec![one]))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Many<T>, E> {
+                T::deserialize(text.into_deserializer()).map(|one| Many(vec![one]))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Many<T>, E> {
+                self.visit_str(&number.to_string())
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Many<T>, E> {
+                self.visit_str(&number.to_string())
+            }
+
+            fn visit_bool<E: de::Error>(self, yes: bool) -> Result<Many<T>, E> {
+                self.visit_str(&yes.to_string())
+            }
+        }
+
+        deserializer.deserialize_any(OneOrList(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Many<T> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("One or more of {}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let one = generator.subschema_for::<T>();
+        json_schema!({ "anyOf": [one, { "type": "array", "items": one }] })
+    }
+}
+
+/// `100/min`, `50/s burst 100`.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::config) struct LimitText {
+    pub rate: Rate,
+    pub burst: Option<u64>,
+}
+
+impl FromStr for LimitText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected a limit such as 100/min or 50/s burst 100, not {text}");
+        let (rate, burst) = match text.split_once("burst") {
+            Some((rate, burst)) => {
+                (rate, Some(burst.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?))
+            }
+            None => (text, None),
+        };
+        let rate = rate.trim().parse().map_err(|why| match why {
+            tollgate::RateError::Form => wrong(),
+            tollgate::RateError::NoPermits | tollgate::RateError::NoTime => format!("{why}, not {text}"),
+        })?;
+        Ok(Self { rate, burst })
+    }
+}
+
+impl fmt::Display for LimitText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.rate)?;
+        self.burst.map_or(Ok(()), |burst| write!(f, " burst {burst}"))
+    }
+}
+
+text!(
+    LimitText,
+    "Limit",
+    r"^[0-9]+\s*/\s*([a-z]+|([0-9]+(d|h|m|s|ms|us))+)(\s+burst\s+[0-9]+)?$",
+    "Permits per period, and how many at once: 100/min, 50/s burst 100"
+);
+
+/// A limit in a word or with its fields, or `unlimited`.
+#[derive(Clone, Debug)]
+pub(in crate::config) enum LimitItem {
+    Unlimited,
+    Limit(LimitFields),
+}
+
+impl Serialize for LimitItem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Unlimited => serializer.serialize_str("unlimited"),
+            Self::Limit(fields) => fields.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for LimitItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrFields;
+
+        impl<'de> Visitor<'de> for TextOrFields {
+            type Value = LimitItem;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a limit such as 100/min, unlimited, or fields such as { limit: 100/min, burst: 20 }",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<LimitItem, E> {
+                if text == "unlimited" {
+                    return Ok(LimitItem::Unlimited);
+                }
+                let limit = Some(text.parse().map_err(E::custom)?);
+                Ok(LimitItem::Limit(LimitFields { limit, ..LimitFields::default() }))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<LimitItem, A::Error> {
+                LimitFields::deserialize(MapAccessDeserializer::new(fields)).map(LimitItem::Limit)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrFields)
+    }
+}
+
+impl JsonSchema for LimitItem {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Limit or fields".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (text, fields) =
+            (generator.subschema_for::<LimitText>(), generator.subschema_for::<LimitFields>());
+        json_schema!({ "anyOf": [text, fields, { "const": "unlimited" }] })
+    }
+}
+
+impl<'de> Deserialize<'de> for Exclusion {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PathOrMatch;
+
+        impl<'de> Visitor<'de> for PathOrMatch {
+            type Value = Exclusion;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a path such as /api/health, or conditions such as { cidr: 10.0.0.0/8 }")
+            }
+
+            fn visit_str<E: de::Error>(self, path: &str) -> Result<Exclusion, E> {
+                Ok(Exclusion::Path(path.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Exclusion, A::Error> {
+                MatchFields::deserialize(MapAccessDeserializer::new(fields)).map(Exclusion::Match)
+            }
+        }
+
+        deserializer.deserialize_any(PathOrMatch)
+    }
+}
+
+/// The name of an algorithm.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::config) struct AlgorithmText(pub AlgorithmName);
+
+impl FromStr for AlgorithmText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|why: tollgate::UnknownAlgorithm| format!("{why}, not {text}"))
+    }
+}
+
+impl fmt::Display for AlgorithmText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+text!(
+    AlgorithmText,
+    "Algorithm",
+    "^(TOKEN_BUCKET|LEAKY_BUCKET|FIXED_WINDOW|SLIDING_WINDOW|SLIDING_WINDOW_COUNTER)$",
+    "One of the five algorithms"
+);
+
+/// A part of a limit: `1/10`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::config) struct FactorText {
+    pub part: u64,
+    pub whole: u64,
+}
+
+impl FromStr for FactorText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = match text.split_once('/') {
+            Some((part, whole)) => part.trim().parse().ok().zip(whole.trim().parse().ok()),
+            None => text.strip_suffix('%').and_then(|part| part.trim().parse().ok()).map(|part| (part, 100)),
+        };
+        match parsed {
+            Some((part, whole)) if part > 0 && whole > 0 => Ok(Self { part, whole }),
+            _ => Err(format!("expected a part such as 1/10 or 10%, not {text}")),
+        }
+    }
+}
+
+impl fmt::Display for FactorText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.part, self.whole)
+    }
+}
+
+text!(FactorText, "Factor", r"^[0-9]+\s*(/\s*[0-9]+|%)$", "A part of a limit: 1/10, 10%");
+
+/// A percentage, kept in hundredths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::config) struct PercentText(pub u64);
+
+impl FromStr for PercentText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected a percentage from 0% to 100% such as 10% or 0.5%, not {text}");
+        let number = text.strip_suffix('%').ok_or_else(wrong)?.trim();
+        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        if whole.is_empty() || whole.len() > 3 || part.len() > 2 || !digits(whole) || !digits(part) {
+            return Err(wrong());
+        }
+        let hundredths = format!("{whole}{part:0<2}").parse().map_err(|_| wrong())?;
+        if hundredths <= 10_000 { Ok(Self(hundredths)) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for PercentText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:02}%", self.0 / 100, self.0 % 100)
+    }
+}
+
+text!(PercentText, "Percent", r"^[0-9]{1,3}(\.[0-9]{1,2})?\s*%$", "10%, 0.5%");

@@ -1,0 +1,191 @@
+//! What a caller is told of a verdict: the body, the headers, and the reasons.
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde_json::{Map, Value, json};
+use tollgate::rules::{Descriptors, Limits, Refusal, Role, RuleCheck, RuleLimits};
+use tollgate::{Limit, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
+
+use crate::doors::rest::answer::{Standing, X_TOLLGATE_BASIS, json_response, standing_headers};
+use crate::live::Loaded;
+
+/// 200, 429, or the status that a rule refuses with.
+pub(in crate::doors) fn verdict_response(policy: &Loaded, verdict: &PolicyVerdict) -> Response<Full<Bytes>> {
+    let mut response = json_response(body(policy, verdict).to_string().into_bytes());
+    *response.status_mut() = match verdict.outcome() {
+        PolicyOutcome::Admitted { .. } => StatusCode::OK,
+        PolicyOutcome::Denied { .. } => StatusCode::TOO_MANY_REQUESTS,
+        PolicyOutcome::Refused(Refusal::EmptyKey { status, .. }) => {
+            StatusCode::from_u16(status).unwrap_or(StatusCode::FORBIDDEN)
+        }
+        PolicyOutcome::Refused(Refusal::TooManyChecks) => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    let headers = response.headers_mut();
+    let limits = policy.limiter.policy().limits();
+    let tightest = verdict.tightest();
+    let enforced = verdict.selection.checks.iter().zip(&verdict.verdicts).enumerate();
+    let standings: Vec<_> = enforced
+        .filter(|(_, (check, _))| check.role == Role::Enforced)
+        .map(|(number, (check, verdict))| Standing {
+            name: &limits[check.limit].scope,
+            limit: &limits[check.limit].limit,
+            decision: &verdict.decision,
+            is_tightest: tightest == Some(number),
+        })
+        .collect();
+    standing_headers(headers, &standings);
+    headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis().as_str()));
+    if let PolicyOutcome::Denied { by } = verdict.outcome()
+        && let outcome @ Outcome::Denied { .. } = verdict.verdicts[by].decision.outcome
+    {
+        headers.insert(RETRY_AFTER, HeaderValue::from(outcome.retry().as_secs_ceil()));
+    }
+    response
+}
+
+/// The verdict, field for field.
+pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict) -> Value {
+    let mut body = Map::new();
+    let outcome = verdict.outcome();
+    body.insert("allowed".into(), json!(verdict.is_admitted()));
+    let tightest = verdict.tightest();
+    let rules = policy.limiter.policy();
+    let (rule, code, message) = match outcome {
+        PolicyOutcome::Admitted { .. } => {
+            (tightest.map(|it| verdict.selection.checks[it].rule), None, "Request allowed")
+        }
+        PolicyOutcome::Denied { by } => {
+            let RuleCheck { rule, key, .. } = verdict.selection.checks[by];
+            (Some(rule), rules.rule(rule).map(|rule| rule.code(key)), "Rate limit exceeded")
+        }
+        PolicyOutcome::Refused(Refusal::EmptyKey { rule, .. }) => {
+            (Some(rule), Some("EMPTY_KEY".to_owned()), "The rule needs a key that the request does not have")
+        }
+        PolicyOutcome::Refused(Refusal::TooManyChecks) => {
+            (None, Some("TOO_MANY_LIMITS".to_owned()), "More limits apply than can be checked together")
+        }
+    };
+    body.insert("rule".into(), json!(rule.and_then(|rule| rules.rule(rule)).map(|rule| &rule.name)));
+    body.insert("code".into(), json!(code));
+    body.insert("message".into(), json!(message));
+    let decision = tightest.map(|number| verdict.verdicts[number].decision);
+    body.insert("limit".into(), json!(decision.map(|it| it.limit)));
+    body.insert("remaining".into(), json!(decision.map(|it| it.remaining)));
+    body.insert("resetAfterSeconds".into(), json!(decision.map_or(0, |it| it.reset.as_secs_ceil())));
+    body.insert(
+        "retryAfterSeconds".into(),
+        json!(decision.map_or(0, |it| it.outcome.retry().as_secs_ceil())),
+    );
+    let delay = if let PolicyOutcome::Admitted { delay } = outcome { delay.as_millis_ceil() } else { 0 };
+    body.insert("delayMillis".into(), json!(delay));
+    body.insert("basis".into(), json!(verdict.basis().as_str()));
+    let checks = verdict.selection.checks.iter().zip(&verdict.verdicts);
+    let limits: Vec<_> = checks.map(|(check, it)| Value::Object(limit(policy, verdict, check, it))).collect();
+    body.insert("limits".into(), json!(limits));
+    Value::Object(body)
+}
+
+/// The standing of one limit.
+fn limit(policy: &Loaded, verdict: &PolicyVerdict, check: &RuleCheck, it: &Verdict) -> Map<String, Value> {
+    let rules = policy.limiter.policy();
+    let limit = &rules.limits()[check.limit];
+    let subject = &verdict.selection.subjects[check.subject];
+    let mut body = Map::new();
+    body.insert("rule".into(), json!(rules.rule(check.rule).map(|rule| &rule.name)));
+    // Whose it is, without the braces that a store wants.
+    body.insert("key".into(), json!(subject.trim_start_matches('{').trim_end_matches('}')));
+    body.insert("algorithm".into(), json!(limit.limit.algorithm().as_str()));
+    body.insert("allowed".into(), json!(it.is_admitted()));
+    body.insert("cost".into(), json!(check.cost));
+    body.insert("limit".into(), json!(it.decision.limit));
+    body.insert("remaining".into(), json!(it.decision.remaining));
+    body.insert("resetAfterSeconds".into(), json!(it.decision.reset.as_secs_ceil()));
+    body.insert("retryAfterSeconds".into(), json!(it.decision.outcome.retry().as_secs_ceil()));
+    body.insert("delayMillis".into(), json!(it.decision.outcome.delay().as_millis_ceil()));
+    body.insert("basis".into(), json!(if check.role == Role::Shadow { "shadow" } else { it.basis.as_str() }));
+    if check.is_candidate {
+        body.insert("candidate".into(), json!(true));
+    }
+    body
+}
+
+/// The verdict that would be given now, and why.
+pub(in crate::doors) fn explanation(
+    policy: &Loaded,
+    request: &Descriptors<'_>,
+    verdict: &PolicyVerdict,
+) -> Value {
+    let rules = policy.limiter.policy();
+    let mut explained = body(policy, verdict);
+    let selection = &verdict.selection;
+    let name = |number: usize| rules.rule(number).map(|rule| &rule.name);
+    let matched = selection.matched.iter().map(|number| {
+        let applies = selection.checks.iter().any(|check| check.rule == *number);
+        let refused = matches!(selection.refusal, Some(Refusal::EmptyKey { rule, .. }) if rule == *number);
+        let limits = rules.rule(*number).map(|rule| &rule.limits);
+        let why = match limits {
+            _ if refused => "the request has none of its keys, and is refused for that",
+            _ if applies => "applies",
+            Some(RuleLimits::Own(Limits::Unlimited)) => "lets everything through",
+            Some(RuleLimits::OfTier { .. } | RuleLimits::Own(Limits::All(_))) | None => {
+                "left out: the request has none of its keys, or its tier has no limit"
+            }
+        };
+        json!({ "rule": name(*number), "why": why })
+    });
+    explained["rules"] = matched.collect();
+    explained["excluded"] = json!(selection.excluded);
+    explained["endpoint"] = json!(rules.endpoint(request).map(|endpoint| &endpoint.name));
+    explained["tiers"] =
+        rules.tiers(request).map(|(family, tier)| (family.to_owned(), json!(tier))).collect();
+    explained["unknownTier"] = json!(selection.unknown_tier);
+    explained["policy"] = json!(policy.version);
+    if let Some(limits) = explained["limits"].as_array_mut() {
+        for ((body, check), it) in limits.iter_mut().zip(&selection.checks).zip(&verdict.verdicts) {
+            let limit = &rules.limits()[check.limit];
+            body["scope"] = json!(limit.scope);
+            body["arithmetic"] = json!(arithmetic(&limit.limit, check.cost, it));
+            let frees = it.decision.at.after(it.decision.outcome.retry());
+            body["freesAtMicros"] = json!((!it.is_admitted()).then(|| frees.as_micros()));
+            body["fullAtMicros"] = json!(it.decision.at.after(it.decision.reset).as_micros());
+        }
+    }
+    explained
+}
+
+/// How it comes to that, in a sentence.
+fn arithmetic(limit: &Limit, cost: u64, verdict: &Verdict) -> String {
+    let decision = &verdict.decision;
+    let (left, size) = (decision.remaining, decision.limit);
+    let span = limit.horizon().as_secs_ceil();
+    let how = match limit {
+        Limit::TokenBucket(it) => {
+            let rate = it.flow() as f64 * 1e6 / (it.unit() as f64 * it.tick() as f64);
+            format!("{left} of {size} tokens; {rate:.3} flow back each second, full after {span} s")
+        }
+        Limit::IntervalBucket(it) => format!(
+            "{left} of {size} tokens; {} come back at the end of each {} ms",
+            it.refill(),
+            it.period() / 1_000
+        ),
+        Limit::LeakyBucket(_) => format!("room for {left} of {size}; empty after {span} s"),
+        Limit::FixedWindow(_) => format!("{left} of {size} left in this window of {span} s"),
+        Limit::SlidingLog(_) => format!("{left} of {size} left in the last {span} s, by every admission"),
+        Limit::SlidingCounter(it) => format!(
+            "{left} of {size} left in the last {span} s, by {} count(s){}",
+            it.sub_buckets(),
+            if it.is_strict() { ", the oldest in full" } else { ", the oldest weighted" }
+        ),
+    };
+    let then = match decision.outcome {
+        Outcome::Admitted { delay } if delay.get() == 0 => format!("asks for {cost}: fits now"),
+        Outcome::Admitted { delay } => {
+            format!("asks for {cost}: fits after {} us, which it waits for", delay.get())
+        }
+        Outcome::Denied { retry } => format!("asks for {cost}: fits after {} us", retry.get()),
+        Outcome::Impossible => format!("asks for {cost}: more than fits at all"),
+    };
+    format!("{how}; {then}")
+}

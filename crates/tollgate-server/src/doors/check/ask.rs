@@ -1,0 +1,139 @@
+//! A request as its caller describes it.
+
+use std::net::IpAddr;
+
+use http::StatusCode;
+use serde_json::{Map, Value};
+use tollgate::rules::Descriptors;
+
+use crate::address::canonical;
+use crate::doors::problem::Problem;
+use crate::identity::api_key_id;
+
+/// The names that a description takes.
+const NAMES: &str = "ip, user, apiKey, tier, method, host, path, headers, query, attributes, permits";
+/// Bytes of one value: far more than any honest one, and few enough to be compared.
+const VALUE_BYTES_MAX: usize = 4 * 1024;
+/// Permits of one request: the largest number that every limit is exact with.
+const PERMITS_MAX: u64 = 1 << 50;
+
+/// A request as it was described, each part valid by itself.
+#[derive(Default, Debug)]
+pub(in crate::doors) struct Asked<'a> {
+    /// Nothing: the caller's own address. `null`: none.
+    ip: Option<Option<IpAddr>>,
+    user: Option<&'a str>,
+    api_key: Option<String>,
+    tier: Option<&'a str>,
+    method: &'a str,
+    host: String,
+    path: &'a str,
+    headers: Vec<(String, &'a str)>,
+    query: Vec<(String, &'a str)>,
+    attributes: Vec<(String, &'a str)>,
+    permits: Option<u64>,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn from_json(value: &'a Value) -> Result<Self, Problem> {
+        let Value::Object(members) = value else {
+            let detail = "expected a JSON object such as {\"path\":\"/api/login\",\"method\":\"POST\",\"ip\":\"192.0.2.1\"}";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+        };
+        let mut asked = Self { path: "/", ..Self::default() };
+        for (name, value) in members {
+            match name.as_str() {
+                "ip" => asked.ip = Some(ip(value)?),
+                "user" => asked.user = Some(text(name, value)?),
+                "apiKey" => asked.api_key = Some(api_key_id(text(name, value)?)),
+                "tier" => asked.tier = Some(text(name, value)?),
+                "method" => asked.method = text(name, value)?,
+                "host" => asked.host = host(text(name, value)?),
+                "path" => asked.path = path(text(name, value)?)?,
+                "headers" => asked.headers = fields(name, value, true)?,
+                "query" => asked.query = fields(name, value, false)?,
+                "attributes" => asked.attributes = fields(name, value, false)?,
+                "permits" => {
+                    let permits = value.as_u64().filter(|permits| (1..=PERMITS_MAX).contains(permits));
+                    asked.permits = Some(permits.ok_or_else(|| {
+                        Problem::parameter(
+                            name,
+                            format_args!("must be a whole number from 1 to {PERMITS_MAX}"),
+                        )
+                    })?);
+                }
+                other => {
+                    let shown: String = other.chars().filter(|c| !c.is_control()).take(40).collect();
+                    return Err(Problem::parameter(
+                        &shown,
+                        format_args!("no such member; accepted: {NAMES}"),
+                    ));
+                }
+            }
+        }
+        Ok(asked)
+    }
+
+    /// What the policy is asked. `address` is the caller's own.
+    pub(super) fn descriptors(&'a self, address: IpAddr) -> Descriptors<'a> {
+        Descriptors {
+            ip: self.ip.unwrap_or(Some(address)),
+            user: self.user,
+            api_key: self.api_key.as_deref(),
+            tier: self.tier,
+            method: self.method,
+            host: &self.host,
+            path: self.path,
+            headers: &self.headers,
+            query: &self.query,
+            attributes: &self.attributes,
+            ..Descriptors::default()
+        }
+    }
+
+    pub(super) fn permits(&self) -> u64 {
+        self.permits.unwrap_or(1)
+    }
+}
+
+fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, Problem> {
+    let text = value.as_str().ok_or_else(|| Problem::parameter(name, "must be a text"))?;
+    if text.len() > VALUE_BYTES_MAX {
+        return Err(Problem::parameter(name, format_args!("must have at most {VALUE_BYTES_MAX} bytes")));
+    }
+    Ok(text)
+}
+
+fn ip(value: &Value) -> Result<Option<IpAddr>, Problem> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let parsed = value.as_str().and_then(|text| text.parse().ok()).map(canonical);
+    parsed
+        .map(Some)
+        .ok_or_else(|| Problem::parameter("ip", "must be an address such as 192.0.2.1 or 2001:db8::1"))
+}
+
+fn path(text: &str) -> Result<&str, Problem> {
+    if text.starts_with('/') { Ok(text) } else { Err(Problem::parameter("path", "must begin with /")) }
+}
+
+/// Lower case, without its port.
+fn host(text: &str) -> String {
+    let text = match text.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.ends_with(':') => host,
+        Some(_) | None => text,
+    };
+    text.to_ascii_lowercase()
+}
+
+fn fields<'a>(name: &str, value: &'a Value, lower: bool) -> Result<Vec<(String, &'a str)>, Problem> {
+    let wrong = || Problem::parameter(name, "must be an object of texts, such as {\"x-plan\":\"pro\"}");
+    let members: &Map<String, Value> = value.as_object().ok_or_else(wrong)?;
+    let mut fields = Vec::with_capacity(members.len());
+    for (member, value) in members {
+        let value = text(&format!("{name}.{member}"), value)?;
+        fields.push((if lower { member.to_ascii_lowercase() } else { member.clone() }, value));
+    }
+    Ok(fields)
+}

@@ -1,0 +1,333 @@
+//! The policy over HTTP: rules, keys, tiers, and all limits of a request together.
+
+use serde_json::{Value, json};
+use tollgate::Micros;
+
+use crate::server::{NOW_SECS, Response, Server};
+
+/// These tests run twice, with the state in memory and in a store: the module's name says which.
+fn with(policy: &str) -> Server {
+    let yaml = format!("policy:\n{}", indented(policy));
+    if module_path!().ends_with("redis") { Server::on_redis(&yaml) } else { Server::with(&yaml) }
+}
+
+fn indented(yaml: &str) -> String {
+    yaml.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// What a policy looks like that uses everything.
+const POLICY: &str = r"
+tiers:
+  free:       [ { limit: 100/min }, { limit: 20/10s, refill: interval } ]
+  pro:        [ { limit: 1000/min }, { limit: 100/5s } ]
+  enterprise: [ { limit: 100000/min } ]
+rules:
+  - name: per-ip
+    key: [ip]
+    limit: 100/min
+    algorithm: SLIDING_WINDOW_COUNTER
+  - name: login
+    match: { path: /api/login, method: POST }
+    key: [ip]
+    limit: 5/min
+    on_store_failure: closed
+  - name: payment
+    match: { path: /api/payment/** }
+    key: [user]
+    deny_empty_key: 403
+    limit: 5/min
+    on_store_failure: closed
+  - name: search
+    match: { path: /api/search/** }
+    key: [api_key, ip]        # the first one that the request has
+    limit: 200/min
+  - name: heavy-search
+    match: { path: /api/search/full/** }
+    key: [api_key, ip]
+    limit: 50/s burst 100
+    cost: 2
+  - name: report
+    match: { path: /api/report }
+    key: [user]
+    limit: 100/s
+    max_wait: 500ms           # ready to wait: a delay instead of a denial
+  - name: plan
+    key: [user]
+    tier: from_request        # free / pro / enterprise
+    factor: { ai-generate: 1/10, bulk-export: 1/20 }   # a further limit of its own for each named endpoint
+endpoints:                    # names for endpoints: for factors, metrics and reports
+  ai-generate: { path: /api/ai/generate }
+  bulk-export: { path: /api/export/** }
+";
+
+fn check(server: &Server, request: &Value) -> Response {
+    server.post("/api/v1/check", &request.to_string())
+}
+
+/// So many requests in a row, each from an address of its own. Says how many are allowed.
+fn allowed_of(server: &Server, count: usize, request: &Value) -> usize {
+    let allowed = (0..count).filter(|number| {
+        let mut request = request.clone();
+        request["ip"] = json!(format!("10.1.{}.{}", number / 250, number % 250));
+        let response = check(server, &request);
+        assert!([200, 429].contains(&response.status), "{response:?}");
+        response.status == 200
+    });
+    allowed.count()
+}
+
+fn standing_of(server: &Server, request: &Value, rule: &str) -> Value {
+    let explained = server.post("/api/v1/explain", &request.to_string()).json();
+    let limits = explained["limits"].as_array().unwrap_or_else(|| panic!("{explained}"));
+    let found = limits.iter().find(|limit| limit["rule"] == rule);
+    found.unwrap_or_else(|| panic!("no {rule} in {explained}")).clone()
+}
+
+#[test]
+fn an_address_has_a_hundred_a_minute() {
+    let server = with(POLICY);
+    let request = json!({ "ip": "192.0.2.1", "path": "/anything" });
+    for left in (0..100).rev() {
+        let response = check(&server, &request);
+        assert_eq!(
+            (response.status, response.json()["remaining"].as_u64()),
+            (200, Some(left)),
+            "{response:?}"
+        );
+    }
+    let denied = check(&server, &request);
+    assert_eq!(denied.status, 429);
+    // Half a minute into the window: 99 of 100 must be what is left of them.
+    assert_eq!(
+        denied.json(),
+        json!({
+            "allowed": false, "rule": "per-ip", "code": "IP_LIMIT", "message": "Rate limit exceeded",
+            "limit": 100, "remaining": 0, "resetAfterSeconds": 30, "retryAfterSeconds": 31, "delayMillis": 0,
+            "basis": "exact",
+            "limits": [{
+                "rule": "per-ip", "key": "ip:192.0.2.1", "algorithm": "SLIDING_WINDOW_COUNTER", "allowed": false,
+                "cost": 1, "limit": 100, "remaining": 0, "resetAfterSeconds": 30, "retryAfterSeconds": 31,
+                "delayMillis": 0, "basis": "exact"
+            }]
+        })
+    );
+    assert_eq!(denied.number("retry-after"), 31);
+    assert_eq!(denied.number("x-ratelimit-limit"), 100);
+    assert_eq!(denied.number("x-ratelimit-reset"), NOW_SECS + 30);
+    assert_eq!(denied.header("ratelimit-policy"), Some(r#""sliding_window_counter:per-ip";q=100;w=60"#));
+    let other = json!({ "ip": "192.0.2.2", "path": "/anything" });
+    assert_eq!(check(&server, &other).status, 200, "another address has its own");
+}
+
+#[test]
+fn a_thousand_denied_logins_take_nothing_from_the_other_limits() {
+    let server = with(POLICY);
+    let login = json!({ "ip": "192.0.2.1", "user": "alice", "path": "/api/login", "method": "POST" });
+    for _ in 0..5 {
+        assert_eq!(check(&server, &login).status, 200);
+    }
+    let standings = |server: &Server| {
+        let plan = standing_of(server, &login, "plan");
+        (standing_of(server, &login, "per-ip")["remaining"].clone(), plan["remaining"].clone())
+    };
+    let before = standings(&server);
+    assert_eq!(before, (json!(95), json!(95)));
+    for _ in 0..1_000 {
+        let denied = check(&server, &login);
+        assert_eq!((denied.status, denied.json()["rule"].as_str()), (429, Some("login")));
+        assert_eq!(denied.json()["code"], "IP_LIMIT");
+        assert_eq!(denied.number("retry-after"), 12);
+    }
+    assert_eq!(standings(&server), before);
+    let other = json!({ "ip": "192.0.2.1", "user": "alice", "path": "/api/login", "method": "GET" });
+    assert_eq!(check(&server, &other).status, 200, "another method is another matter");
+}
+
+#[test]
+fn spellings_of_a_path_are_one() {
+    let server = with(POLICY);
+    for path in
+        ["/api/login", "/api/login/", "//api//login", "/api/./login", "/x/../api/login", "/api/%6Cogin?a=b"]
+    {
+        let login = json!({ "ip": "192.0.2.1", "path": path, "method": "post" });
+        let response = check(&server, &login);
+        let is_login =
+            response.json()["limits"].as_array().unwrap().iter().any(|limit| limit["rule"] == "login");
+        assert!(is_login, "{path}: {response:?}");
+    }
+}
+
+#[test]
+fn a_payment_needs_a_user() {
+    let server = with(POLICY);
+    let anonymous = check(&server, &json!({ "ip": "192.0.2.1", "path": "/api/payment/card" }));
+    assert_eq!((anonymous.status, &anonymous.json()["code"]), (403, &json!("EMPTY_KEY")));
+    assert_eq!(anonymous.json()["rule"], "payment");
+    let untouched = standing_of(&server, &json!({ "ip": "192.0.2.1", "path": "/" }), "per-ip");
+    assert_eq!(untouched["remaining"], 100, "a refusal takes nothing");
+    let payment = json!({ "user": "alice", "path": "/api/payment/card" });
+    assert_eq!(allowed_of(&server, 10, &payment), 5);
+    let denied = check(&server, &payment);
+    assert_eq!((&denied.json()["rule"], &denied.json()["code"]), (&json!("payment"), &json!("USER_LIMIT")));
+}
+
+#[test]
+fn a_search_is_counted_by_api_key_or_else_by_address() {
+    let server = with(POLICY);
+    let with_key = json!({ "apiKey": "secret-1", "path": "/api/search/books" });
+    assert_eq!(allowed_of(&server, 210, &with_key), 200);
+    let denied = check(&server, &with_key);
+    assert_eq!((&denied.json()["rule"], &denied.json()["code"]), (&json!("search"), &json!("APIKEY_LIMIT")));
+    assert!(!denied.body.contains("secret-1"), "a key is never shown: {denied:?}");
+    let by_address = check(&server, &json!({ "ip": "192.0.2.7", "path": "/api/search" }));
+    assert_eq!(by_address.status, 200);
+    let search = &by_address.json()["limits"][1];
+    assert_eq!((&search["rule"], &search["key"]), (&json!("search"), &json!("ip:192.0.2.7")));
+}
+
+#[test]
+fn a_heavy_search_costs_two_of_a_burst_of_a_hundred() {
+    let server = with(POLICY);
+    let heavy = json!({ "apiKey": "secret-2", "path": "/api/search/full/text" });
+    assert_eq!(allowed_of(&server, 60, &heavy), 50);
+    assert_eq!(
+        standing_of(&server, &heavy, "search")["remaining"],
+        150,
+        "the other limit has lost one for each"
+    );
+    server.clock.advance(Micros::from_secs(1));
+    assert_eq!(allowed_of(&server, 60, &heavy), 25, "50 a second");
+}
+
+#[test]
+fn a_report_is_delayed_rather_than_denied() {
+    let server = with(POLICY);
+    let report = json!({ "user": "bob", "tier": "enterprise", "path": "/api/report" });
+    assert_eq!(allowed_of(&server, 100, &report), 100);
+    let mut request = report.clone();
+    for waiting in 1..=50 {
+        request["ip"] = json!(format!("10.2.0.{waiting}"));
+        let response = check(&server, &request).json();
+        assert_eq!(
+            (&response["allowed"], response["delayMillis"].as_u64()),
+            (&json!(true), Some(waiting * 10))
+        );
+    }
+    request["ip"] = json!("10.2.0.99");
+    let denied = check(&server, &request);
+    assert_eq!(
+        (denied.status, &denied.json()["rule"]),
+        (429, &json!("report")),
+        "nobody waits for more than 500 ms"
+    );
+}
+
+#[test]
+fn a_plan_has_the_limits_of_its_tier() {
+    let server = with(POLICY);
+    let free = json!({ "user": "free-user", "tier": "free", "path": "/api/items" });
+    assert_eq!(allowed_of(&server, 30, &free), 20, "20 in 10 s");
+    server.clock.advance(Micros::from_millis(9_999));
+    assert_eq!(allowed_of(&server, 1, &free), 0, "all at the end of the interval");
+    server.clock.advance(Micros::from_millis(1));
+    assert_eq!(allowed_of(&server, 30, &free), 20);
+    let denied = check(&server, &free);
+    assert_eq!((&denied.json()["rule"], &denied.json()["code"]), (&json!("plan"), &json!("USER_LIMIT")));
+    let pro = json!({ "user": "pro-user", "tier": "pro", "path": "/api/items" });
+    assert_eq!(allowed_of(&server, 110, &pro), 100, "100 in 5 s");
+    let enterprise = json!({ "user": "big-user", "tier": "enterprise", "path": "/api/items" });
+    assert_eq!(allowed_of(&server, 300, &enterprise), 300);
+    let unknown = json!({ "user": "odd-user", "tier": "platinum", "path": "/api/items" });
+    assert_eq!(allowed_of(&server, 30, &unknown), 20, "an unknown tier is the smallest one");
+    let metrics = server.get("/actuator/prometheus").body;
+    assert!(
+        metrics.contains("tollgate_unknown_tiers_total{application=\"distributed-rate-limiter\"} 30"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn an_endpoint_has_a_part_of_the_tier_for_itself() {
+    let server = with(POLICY);
+    let generate = json!({ "user": "pro-user", "tier": "pro", "path": "/api/ai/generate" });
+    assert_eq!(allowed_of(&server, 15, &generate), 10, "a tenth of 100 in 5 s");
+    let export = json!({ "user": "pro-user", "tier": "pro", "path": "/api/export/all" });
+    assert_eq!(allowed_of(&server, 10, &export), 5, "a twentieth of them");
+    assert_eq!(standing_of(&server, &export, "plan")["remaining"], 1_000 - 15, "and both count for the plan");
+    let explained = server.post("/api/v1/explain", &export.to_string()).json();
+    assert_eq!(explained["endpoint"], "bulk-export");
+    assert_eq!(explained["tiers"], json!({ "users": "pro" }));
+    let other = json!({ "user": "pro-user", "tier": "pro", "path": "/api/items" });
+    assert_eq!(allowed_of(&server, 5, &other), 5);
+}
+
+#[test]
+fn what_no_rule_applies_to_has_two_hundred_a_minute_by_address() {
+    let server = with(
+        "rules:\n  - { name: login, match: { path: /api/login }, key: ip, limit: 5/min }\nexclude: [/api/health, { path: /api/metrics, method: GET }]",
+    );
+    let request = json!({ "ip": "192.0.2.1", "path": "/else" });
+    for _ in 0..200 {
+        assert_eq!(check(&server, &request).status, 200);
+    }
+    let denied = check(&server, &request);
+    assert_eq!((denied.status, &denied.json()["rule"]), (429, &json!("default")));
+    for path in ["/api/health", "/api/metrics"] {
+        let excluded = check(&server, &json!({ "ip": "192.0.2.1", "path": path, "method": "GET" }));
+        assert_eq!((excluded.status, &excluded.json()["limits"]), (200, &json!([])), "{path}");
+    }
+}
+
+#[test]
+fn batches_are_decided_in_order() {
+    let server = with("rules: [{ name: two, key: user, limit: 2/min }]");
+    let one = json!({ "user": "alice" });
+    let batch = json!({ "checks": [one, one, one, { "user": "bob" }] });
+    let answers = server.post("/api/v1/check/batch", &batch.to_string()).json();
+    let allowed: Vec<_> = answers.as_array().unwrap().iter().map(|it| it["allowed"].clone()).collect();
+    assert_eq!(allowed, [true, true, false, true]);
+    let wrong = server.post("/api/v1/check/batch", r#"{"checks":[{"user":"alice"},{"usr":"bob"}]}"#);
+    assert_eq!((wrong.status, &wrong.json()["parameter"]), (400, &json!("checks[1].usr")));
+}
+
+#[test]
+fn an_explanation_takes_nothing_and_says_how_it_comes_to_that() {
+    let server = with("rules: [{ name: two, key: user, limit: 2/min }]");
+    let request = json!({ "user": "alice", "permits": 2 });
+    for _ in 0..3 {
+        let explained = server.post("/api/v1/explain", &request.to_string()).json();
+        assert_eq!((&explained["allowed"], &explained["limits"][0]["remaining"]), (&json!(true), &json!(2)));
+    }
+    assert_eq!(check(&server, &request).status, 200);
+    let explained = server.post("/api/v1/explain", &json!({ "user": "alice" }).to_string()).json();
+    let limit = &explained["limits"][0];
+    assert_eq!(limit["freesAtMicros"], (NOW_SECS + 30) * 1_000_000);
+    assert_eq!(
+        limit["arithmetic"],
+        "0 of 2 tokens; 0.033 flow back each second, full after 60 s; asks for 1: fits after 30000000 us"
+    );
+    assert_eq!(explained["rules"], json!([{ "rule": "two", "why": "applies" }]));
+}
+
+#[test]
+fn what_is_malformed_is_named() {
+    let server = with("");
+    for (body, parameter) in [
+        (r#"{"ip":"10.0.0"}"#, "ip"),
+        (r#"{"path":"api"}"#, "path"),
+        (r#"{"permits":0}"#, "permits"),
+        (r#"{"permits":-1}"#, "permits"),
+        (r#"{"user":7}"#, "user"),
+        (r#"{"headers":{"a":1}}"#, "headers.a"),
+        (r#"{"headers":[]}"#, "headers"),
+        (r#"{"usr":"a"}"#, "usr"),
+    ] {
+        let response = server.post("/api/v1/check", body);
+        assert_eq!(
+            (response.status, response.json()["parameter"].as_str()),
+            (400, Some(parameter)),
+            "{body}"
+        );
+    }
+    assert_eq!(server.get("/api/v1/check").status, 405);
+}

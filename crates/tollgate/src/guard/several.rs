@@ -1,0 +1,92 @@
+//! Several limits at once: all of them are taken from, or none, whatever becomes of the store.
+
+use smallvec::SmallVec;
+use tollgate_core::{Ask, Outcome};
+
+use super::{Basis, FailureMode, Guard, GuardedLimiter, Verdict};
+use crate::engine::Check;
+use crate::engine::memory::MemoryLimiter;
+use crate::engine::redis::{RedisLimiter, StoreError};
+
+/// In the order of the checks.
+type Verdicts = SmallVec<[Verdict; 4]>;
+
+impl Guard {
+    /// Takes from several limits of this guard, or from none if one that is binding denies. Limits that nodes borrow from are
+    /// borrowed from only where they are asked alone: together, the store decides on all of them.
+    pub async fn acquire_all(&self, checks: &[Check<'_, GuardedLimiter>]) -> Verdicts {
+        if let [only] = checks {
+            return [only.limiter.acquire(only.key, only.ask).await].into_iter().collect();
+        }
+        let asked: SmallVec<[Check<'_, RedisLimiter>; 4]> = checks
+            .iter()
+            .map(|it| Check {
+                limiter: &it.limiter.limiter,
+                key: it.key,
+                ask: it.ask,
+                is_binding: it.is_binding,
+            })
+            .collect();
+        match self.engine().acquire_all(&asked).await {
+            Ok(decisions) => {
+                if !self.0.shared.debts.is_empty() {
+                    self.0.shared.decided.notify_one();
+                }
+                decisions.into_iter().map(Verdict::exact).collect()
+            }
+            Err(why) => self.without_store(checks, &why),
+        }
+    }
+
+    /// Each limit by its own choice; those that are decided here all together.
+    fn without_store(&self, checks: &[Check<'_, GuardedLimiter>], why: &StoreError) -> Verdicts {
+        let mut verdicts: Verdicts =
+            checks.iter().map(|it| it.limiter.refused_or_passed(it.ask, why)).collect();
+        let refuses = |(it, verdict): (&Check<'_, GuardedLimiter>, &Verdict)| {
+            it.is_binding && verdict.basis != Basis::Local && !verdict.is_admitted()
+        };
+        let refused = checks.iter().zip(&verdicts).any(refuses);
+        let local: SmallVec<[usize; 4]> =
+            (0..checks.len()).filter(|number| verdicts[*number].basis == Basis::Local).collect();
+        let asked: SmallVec<[Check<'_, MemoryLimiter>; 4]> = local
+            .iter()
+            .map(|number| {
+                let Check { limiter, key, ask, is_binding } = checks[*number];
+                Check { limiter: &limiter.local, key, ask: limiter.weighed(ask), is_binding }
+            })
+            .collect();
+        let decisions: SmallVec<[_; 4]> = match refused {
+            // Where another limit refuses, nothing is taken here either.
+            true => asked.iter().map(|it| it.limiter.peek(it.key, it.ask)).collect(),
+            false => self.0.shared.local.acquire_all(&asked),
+        };
+        let all = !refused
+            && asked.iter().zip(&decisions).all(|(it, decision)| !it.is_binding || decision.is_admitted());
+        for (number, decision) in local.into_iter().zip(decisions) {
+            let Check { limiter, key, ask, .. } = checks[number];
+            verdicts[number] = limiter.as_share(decision);
+            if all && decision.is_admitted() {
+                limiter.note_debt(key, ask.cost, why);
+            }
+        }
+        verdicts
+    }
+}
+
+impl GuardedLimiter {
+    /// What becomes of a check by the limit's choice; with the basis `Local` it is still to be decided.
+    fn refused_or_passed(&self, ask: Ask, why: &StoreError) -> Verdict {
+        match self.mode_after(why, ask) {
+            None => Verdict::exact(self.impossible()),
+            Some(FailureMode::Closed) => self.closed(),
+            Some(FailureMode::Open) => self.open(),
+            Some(FailureMode::Local) => {
+                let decision = self.untouched();
+                Verdict {
+                    decision: tollgate_core::Decision { outcome: Outcome::NOW, ..decision },
+                    basis: Basis::Local,
+                }
+            }
+        }
+    }
+}

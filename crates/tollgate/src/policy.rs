@@ -1,0 +1,184 @@
+//! A policy at work: from what is known of a request to a verdict on it.
+
+use smallvec::SmallVec;
+use tollgate_core::policy::{Descriptors, Policy, Refusal, Role, RuleCheck, Selection};
+use tollgate_core::{Ask, Decision, Micros, Outcome};
+
+use crate::engine::Check;
+use crate::engine::memory::TooManyLimits;
+use crate::guard::{Basis, LimitSettings, Verdict};
+use crate::limiter::{Engine, Limiter};
+
+/// A policy, and the limiters of its limits.
+pub struct PolicyLimiter {
+    engine: Engine,
+    policy: Policy,
+    /// By limit.
+    limiters: Vec<Limiter>,
+}
+
+impl std::fmt::Debug for PolicyLimiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PolicyLimiter").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+/// What was decided on a request, and by what.
+#[derive(Clone, Debug)]
+pub struct PolicyVerdict {
+    /// Which limits it was checked against.
+    pub selection: Selection,
+    /// By check; empty where none was made.
+    pub verdicts: SmallVec<[Verdict; 4]>,
+}
+
+/// Whether a request may go ahead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PolicyOutcome {
+    /// Yes, after `delay`.
+    Admitted {
+        /// How long the caller holds it back.
+        delay: Micros,
+    },
+    /// No: a limit has too little left.
+    Denied {
+        /// The check that holds it up for longest, by number.
+        by: usize,
+    },
+    /// No, whatever is left.
+    Refused(Refusal),
+}
+
+impl PolicyLimiter {
+    /// A limiter for a policy. `settings` say how each of its limits is kept in a store.
+    pub fn new(engine: &Engine, policy: Policy, settings: &[LimitSettings]) -> Result<Self, TooManyLimits> {
+        let settings = settings.iter().copied().chain(std::iter::repeat(LimitSettings::default()));
+        let limiters: Result<_, _> = policy
+            .limits()
+            .iter()
+            .zip(settings)
+            .map(|(it, settings)| engine.limiter(&it.scope, it.limit, settings))
+            .collect();
+        Ok(Self { engine: engine.clone(), limiters: limiters?, policy })
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Decides on a request: permits are taken from all of its limits, or from none.
+    pub async fn check(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
+        let selection = self.policy.select(request, permits);
+        if selection.refusal.is_some() || selection.checks.is_empty() {
+            return PolicyVerdict { selection, verdicts: SmallVec::new() };
+        }
+        let verdicts = if let [only] = &selection.checks[..] {
+            let verdict =
+                self.limiters[only.limit].acquire(&selection.subjects[only.subject], ask(only)).await;
+            SmallVec::from_iter([verdict])
+        } else {
+            let checks: SmallVec<[Check<'_, Limiter>; 4]> = selection
+                .checks
+                .iter()
+                .map(|it| Check {
+                    limiter: &self.limiters[it.limit],
+                    key: &selection.subjects[it.subject],
+                    ask: ask(it),
+                    is_binding: it.role == Role::Enforced,
+                })
+                .collect();
+            self.engine.acquire_all(&checks).await
+        };
+        PolicyVerdict { selection, verdicts }
+    }
+
+    /// The verdict that [`PolicyLimiter::check`] would give, without taking anything.
+    pub async fn explain(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
+        let selection = self.policy.select(request, permits);
+        let mut verdicts = SmallVec::new();
+        if selection.refusal.is_none() {
+            for it in &selection.checks {
+                let verdict = self.limiters[it.limit].peek(&selection.subjects[it.subject], ask(it)).await;
+                verdicts.push(verdict);
+            }
+        }
+        PolicyVerdict { selection, verdicts }
+    }
+
+    /// Makes every key of a request as good as new.
+    pub async fn reset(&self, request: &Descriptors<'_>) -> Result<Selection, crate::StoreError> {
+        let selection = self.policy.select(request, 1);
+        for it in &selection.checks {
+            self.limiters[it.limit].reset(&selection.subjects[it.subject]).await?;
+        }
+        Ok(selection)
+    }
+}
+
+fn ask(check: &RuleCheck) -> Ask {
+    Ask { cost: check.cost, wait: check.wait }
+}
+
+impl PolicyVerdict {
+    /// The checks that decide, with their verdicts and numbers.
+    fn enforced(&self) -> impl Iterator<Item = (usize, &Verdict)> {
+        let checks = self.selection.checks.iter().zip(&self.verdicts).enumerate();
+        checks
+            .filter(|(_, (check, _))| check.role == Role::Enforced)
+            .map(|(number, (_, verdict))| (number, verdict))
+    }
+
+    /// Whether the request may go ahead.
+    pub fn outcome(&self) -> PolicyOutcome {
+        if let Some(refusal) = self.selection.refusal {
+            return PolicyOutcome::Refused(refusal);
+        }
+        let denied = self.enforced().filter(|(_, verdict)| !verdict.is_admitted());
+        // The longest wait, and of equal ones the first.
+        match denied.min_by_key(|(_, verdict)| u64::MAX - wait_of(&verdict.decision)) {
+            Some((by, _)) => PolicyOutcome::Denied { by },
+            None => {
+                let delays = self.enforced().map(|(_, verdict)| verdict.decision.outcome.delay());
+                PolicyOutcome::Admitted { delay: delays.max().unwrap_or(Micros::ZERO) }
+            }
+        }
+    }
+
+    /// Whether the request may go ahead, now or after its delay.
+    pub fn is_admitted(&self) -> bool {
+        matches!(self.outcome(), PolicyOutcome::Admitted { .. })
+    }
+
+    /// The check that a caller should know of: the one that denies, or else the one with the least left.
+    pub fn tightest(&self) -> Option<usize> {
+        match self.outcome() {
+            PolicyOutcome::Denied { by } => Some(by),
+            PolicyOutcome::Admitted { .. } => self
+                .enforced()
+                .min_by_key(|(_, verdict)| verdict.decision.remaining)
+                .map(|(number, _)| number),
+            PolicyOutcome::Refused(_) => None,
+        }
+    }
+
+    /// On what ground it was decided: that of the limit that denies, or else the weakest of all.
+    pub fn basis(&self) -> Basis {
+        match self.outcome() {
+            PolicyOutcome::Denied { by } => self.verdicts[by].basis,
+            PolicyOutcome::Admitted { .. } | PolicyOutcome::Refused(_) => self
+                .enforced()
+                .map(|(_, verdict)| verdict.basis)
+                .max_by_key(|basis| *basis as u8)
+                .unwrap_or(Basis::Exact),
+        }
+    }
+}
+
+/// How long a denied caller waits; for ever, if the limit can never hold what it asks for.
+fn wait_of(decision: &Decision) -> u64 {
+    match decision.outcome {
+        Outcome::Impossible => u64::MAX,
+        outcome @ (Outcome::Denied { .. } | Outcome::Admitted { .. }) => outcome.retry().get(),
+    }
+}
