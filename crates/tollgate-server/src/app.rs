@@ -13,9 +13,11 @@ use tollgate::{Clock, Engine, Guard, LeaseStats, MemoryEngine, RedisConfig, Redi
 use crate::access::Access;
 use crate::config::{Config, Serving, Store};
 use crate::doors::actuator::Actuator;
+use crate::doors::admin::Admin;
 use crate::doors::rest::Rest;
 use crate::live::LivePolicy;
 use crate::metrics::Metrics;
+use crate::reload::{hangups, keep_up};
 use crate::serve::{Stopping, serve};
 use crate::telemetry;
 
@@ -23,7 +25,7 @@ use crate::telemetry;
 pub struct App {
     config: Config,
     listener: TcpListener,
-    /// For the actuator, where the API can be reached from outside.
+    /// For whoever runs the service, where the API can be reached from outside.
     admin: Option<TcpListener>,
     engine: Engine,
 }
@@ -62,6 +64,7 @@ impl App {
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let Self { config, listener, admin, engine } = self;
+        let hangups = hangups()?;
         let tasks = TaskTracker::new();
         if let Engine::Memory(engine) = &engine {
             tasks.spawn(sweep(engine.clone(), stop.clone()));
@@ -79,31 +82,32 @@ impl App {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
         let local_only = admin.is_none();
-        let actuator =
-            Actuator::new(Arc::clone(&metrics), engine.clone(), config.store.to_string(), stop.clone());
-        let (own_actuator, rest_actuator) =
-            if local_only { (None, Some(actuator)) } else { (Some(actuator), None) };
-        let origin = match &config.policy.file {
-            Some(path) => path.display().to_string(),
-            None => "configuration".to_owned(),
-        };
-        let policy = LivePolicy::new(&engine, Arc::clone(&metrics), &config.policy.checked, origin)?;
+        let ipv6_prefix = config.client_address.ipv6_prefix;
+        let policy = LivePolicy::new(&engine, Arc::clone(&metrics), config.policy, ipv6_prefix)?;
         let policy = Arc::new(policy);
+        // Before anybody is let in: what all nodes go by counts from the first request on.
+        policy.hear().await;
+        tasks.spawn(keep_up(Arc::clone(&policy), hangups, stop.clone()));
+        let store = config.store.to_string();
+        let actuator =
+            Actuator::new(Arc::clone(&metrics), engine.clone(), store, Arc::clone(&policy), stop.clone());
+        let body_timeout = config.server.body_timeout;
+        let inside = Arc::new(Admin { actuator, policy: Arc::clone(&policy), body_timeout });
         let rest = Arc::new(Rest {
             limiters,
             policy,
             access: Access::new(local_only, config.token_digests, config.trusted_callers),
             client_address: config.client_address,
-            body_timeout: config.server.body_timeout,
+            body_timeout,
             closed_status: config.closed_status,
             metrics: Arc::clone(&metrics),
-            actuator: rest_actuator,
+            admin: local_only.then(|| Arc::clone(&inside)),
         });
         let stopping = Stopping { told: stop.clone(), ..Stopping::default() };
         tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stopping.clone()));
-        if let (Some(admin), Some(actuator)) = (admin, own_actuator) {
+        if let Some(admin) = admin {
             let limits = Serving { max_connections: ADMIN_CONNECTIONS, ..config.server };
-            tasks.spawn(serve(admin, Arc::new(actuator), limits, metrics, stopping.clone()));
+            tasks.spawn(serve(admin, inside, limits, metrics, stopping.clone()));
         }
         tasks.close();
         stop.cancelled().await;

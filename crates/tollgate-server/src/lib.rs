@@ -9,5 +9,6 @@ mod doors;
 mod identity;
 mod live;
 mod metrics;
+mod reload;
 mod serve;
 mod telemetry;

@@ -1,19 +1,43 @@
-//! The policy that is in force, and how another one takes its place.
+//! The policy that is in force, how another one takes its place, and the tiers that were assigned.
 
+use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use tollgate::{Engine, PolicyLimiter, PolicyVerdict, TooManyLimits};
+use parking_lot::{Mutex, RwLock};
+use tollgate::rules::{Descriptors, KeyPart};
+use tollgate::{
+    AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError, TooManyLimits,
+};
 
-use crate::config::CheckedPolicy;
+use crate::config::{CheckedPolicy, ConfigErrors, PolicyConfig, load_policy, read_policy};
 use crate::metrics::{RuleAnswers, SharedMetrics};
 
 /// The policy in force. Requests see it whole: the old one or the new one.
 pub(crate) struct LivePolicy {
-    engine: Engine,
     metrics: SharedMetrics,
     current: ArcSwap<Loaded>,
+    /// The policy that this node was started with, and its file.
+    own: Mutex<PolicyConfig>,
+    ipv6_prefix: u8,
+    /// Changes come one after another.
+    changing: Mutex<Known>,
+    assigned: RwLock<HashMap<(String, String), Arc<str>>>,
+    /// How many are assigned, to be read without the lock.
+    assigned_count: AtomicU64,
+    control: Option<Control>,
+}
+
+/// What this node knows of what all go by.
+#[derive(Default)]
+struct Known {
+    policy_number: u64,
+    tiers_number: u64,
+    /// Whether the policy in force was pushed: then the file is not looked at.
+    is_pushed: bool,
 }
 
 /// A policy in force, with all that belongs to it.
@@ -22,22 +46,56 @@ pub(crate) struct Loaded {
     pub(crate) version: String,
     /// Since when it is in force.
     pub(crate) since: SystemTime,
-    /// Where it came from: a file, the configuration.
+    /// Where it came from: a file, the configuration, the admin API.
     pub(crate) origin: String,
+    /// What there is to know beyond what was written.
+    pub(crate) remarks: Vec<String>,
     pub(crate) limiter: PolicyLimiter,
     /// By rule, the default rule last.
     answers: Vec<RuleAnswers>,
+}
+
+/// Why another policy did not come into force. The one before still is.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotChanged {
+    /// It has mistakes.
+    #[error("{0}")]
+    Mistakes(#[from] ConfigErrors),
+    /// It has more limits than the engine can tell apart.
+    #[error("{0}")]
+    TooManyLimits(#[from] TooManyLimits),
+    /// It was to reach all nodes, and the store did not take it.
+    #[error("the store did not take it: {0}")]
+    Store(#[from] StoreError),
+    /// A policy that was pushed is in force.
+    #[error("a policy that was pushed is in force; withdraw it first (DELETE /admin/policy)")]
+    Pushed,
 }
 
 impl LivePolicy {
     pub(crate) fn new(
         engine: &Engine,
         metrics: SharedMetrics,
-        checked: &CheckedPolicy,
-        origin: String,
+        own: PolicyConfig,
+        ipv6_prefix: u8,
     ) -> Result<Self, TooManyLimits> {
-        let loaded = Loaded::new(engine, &metrics, checked, origin)?;
-        Ok(Self { engine: engine.clone(), metrics, current: ArcSwap::from_pointee(loaded) })
+        let checked = &own.checked;
+        let limiter = PolicyLimiter::new(engine, checked.policy.clone(), &checked.settings)?;
+        let loaded = Loaded::new(limiter, &metrics, checked, origin(&own));
+        let control = match engine {
+            Engine::Memory(_) => None,
+            Engine::Redis(guard) => Some(guard.engine().control()),
+        };
+        Ok(Self {
+            metrics,
+            current: ArcSwap::from_pointee(loaded),
+            own: Mutex::new(own),
+            ipv6_prefix,
+            changing: Mutex::default(),
+            assigned: RwLock::default(),
+            assigned_count: AtomicU64::new(0),
+            control,
+        })
     }
 
     /// The policy in force. Kept across waits, so as a share of its own.
@@ -45,27 +103,190 @@ impl LivePolicy {
         self.current.load_full()
     }
 
+    /// The file that the policy is read from again when it changes.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.own.lock().file.clone()
+    }
+
+    /// Looks a policy over without putting it in force.
+    pub(crate) fn check(&self, name: &str, text: &str) -> Result<CheckedPolicy, ConfigErrors> {
+        read_policy(name, text, self.ipv6_prefix)
+    }
+
+    /// Reads the policy's file again. A file with mistakes changes nothing.
+    pub(crate) fn reload(&self) -> Result<Arc<Loaded>, NotChanged> {
+        let known = self.changing.lock();
+        let outcome = self.read_again(&known);
+        drop(known);
+        self.say(&outcome);
+        outcome
+    }
+
+    fn read_again(&self, known: &Known) -> Result<Arc<Loaded>, NotChanged> {
+        let mut own = self.own.lock();
+        if let Some(path) = own.file.clone() {
+            own.checked = load_policy(&path, self.ipv6_prefix)?;
+        }
+        if known.is_pushed {
+            return Err(NotChanged::Pushed);
+        }
+        self.replace(&own.checked, origin(&own))
+    }
+
+    /// Puts a policy in force on all nodes that share the store, or on this one if there is no store. None: the one that was pushed is
+    /// withdrawn, and each node goes by its own again.
+    pub(crate) async fn push(&self, text: Option<&str>) -> Result<Arc<Loaded>, NotChanged> {
+        let checked = text.map(|text| self.check("policy", text)).transpose()?;
+        let number = match &self.control {
+            Some(control) => control.push_policy(text).await?,
+            None => 0,
+        };
+        let mut known = self.changing.lock();
+        known.policy_number = number;
+        let outcome = self.put_pushed(&mut known, checked.as_ref());
+        drop(known);
+        self.say(&outcome);
+        outcome
+    }
+
+    fn put_pushed(
+        &self,
+        known: &mut Known,
+        checked: Option<&CheckedPolicy>,
+    ) -> Result<Arc<Loaded>, NotChanged> {
+        known.is_pushed = checked.is_some();
+        match checked {
+            Some(checked) => self.replace(checked, "admin API".to_owned()),
+            None => self.read_again(known),
+        }
+    }
+
+    /// What the store tells of other nodes' changes.
+    pub(crate) async fn hear(&self) {
+        let Some(control) = &self.control else { return };
+        let (policy_number, tiers_number) = {
+            let known = self.changing.lock();
+            (known.policy_number, known.tiers_number)
+        };
+        let Some(news) = control.news(policy_number, tiers_number).await else { return };
+        let mut known = self.changing.lock();
+        self.hear_tiers(&mut known, &news);
+        let Some(text) = news.policy.filter(|_| news.policy_number != known.policy_number) else { return };
+        known.policy_number = news.policy_number;
+        if text.is_empty() && !known.is_pushed {
+            return;
+        }
+        let checked = match text.is_empty() {
+            true => Ok(None),
+            false => self.check("policy in the store", &text).map(Some).map_err(NotChanged::from),
+        };
+        let outcome = checked.and_then(|checked| self.put_pushed(&mut known, checked.as_ref()));
+        drop(known);
+        self.say(&outcome);
+    }
+
+    fn hear_tiers(&self, known: &mut Known, news: &News) {
+        if news.tiers_number == known.tiers_number {
+            return;
+        }
+        known.tiers_number = news.tiers_number;
+        let mut assigned = self.assigned.write();
+        if news.all_tiers {
+            assigned.clear();
+        }
+        for AssignedTier { family, member, tier } in &news.tiers {
+            let key = (family.clone(), member.clone());
+            match tier.is_empty() {
+                true => assigned.remove(&key),
+                false => assigned.insert(key, tier.as_str().into()),
+            };
+        }
+        self.assigned_count.store(assigned.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Assigns a tier, or takes it away, on all nodes that share the store.
+    pub(crate) async fn assign(&self, tier: AssignedTier) -> Result<bool, StoreError> {
+        if let Some(control) = &self.control {
+            // This node hears of it as all others do: in the order of the store.
+            let taken = control.assign_tier(&tier).await?.is_some();
+            self.hear().await;
+            return Ok(taken);
+        }
+        let mut known = self.changing.lock();
+        let number = known.tiers_number + 1;
+        let news = News { tiers_number: number, tiers: vec![tier], ..News::default() };
+        self.hear_tiers(&mut known, &news);
+        Ok(true)
+    }
+
+    /// The tier that was assigned to a member of a family.
+    pub(crate) fn assigned(&self, family: &str, member: &str) -> Option<Arc<str>> {
+        self.assigned.read().get(&(family.to_owned(), member.to_owned())).cloned()
+    }
+
+    /// The tiers that were assigned to who asks, by family.
+    pub(crate) fn assigned_to(
+        &self,
+        policy: &Loaded,
+        request: &Descriptors<'_>,
+    ) -> Vec<(Box<str>, Arc<str>)> {
+        let mut found = Vec::new();
+        if self.assigned_count.load(Ordering::Relaxed) == 0 {
+            return found;
+        }
+        for family in &policy.limiter.policy().parts().families {
+            let member = match family.member {
+                KeyPart::ApiKey => request.api_key,
+                _ => request.user,
+            };
+            if let Some(tier) = member.and_then(|member| self.assigned(&family.name, member)) {
+                found.push((family.name.clone(), tier));
+            }
+        }
+        found
+    }
+
     /// Puts another policy in force. Requests under way end by the old one.
-    pub(crate) fn replace(&self, checked: &CheckedPolicy, origin: String) -> Result<(), TooManyLimits> {
-        let loaded = Loaded::new(&self.engine, &self.metrics, checked, origin)?;
-        self.current.store(Arc::new(loaded));
-        Ok(())
+    fn replace(&self, checked: &CheckedPolicy, origin: String) -> Result<Arc<Loaded>, NotChanged> {
+        let limiter = self.current().limiter.followed_by(checked.policy.clone(), &checked.settings)?;
+        let loaded = Arc::new(Loaded::new(limiter, &self.metrics, checked, origin));
+        self.current.store(Arc::clone(&loaded));
+        Ok(loaded)
+    }
+
+    fn say(&self, outcome: &Result<Arc<Loaded>, NotChanged>) {
+        self.metrics.policy_read(outcome.is_ok());
+        match outcome {
+            Ok(loaded) => {
+                tracing::info!(version = loaded.version, origin = loaded.origin, "policy in force");
+                loaded.remarks.iter().for_each(|remark| tracing::info!("policy: {remark}"));
+            }
+            Err(why) => {
+                let version = &self.current().version;
+                tracing::error!(version, "the policy in force stays: {why}");
+            }
+        }
     }
 }
 
+fn origin(own: &PolicyConfig) -> String {
+    own.file.as_ref().map_or_else(|| "configuration".to_owned(), |path| path.display().to_string())
+}
+
 impl Loaded {
-    fn new(
-        engine: &Engine,
-        metrics: &SharedMetrics,
-        checked: &CheckedPolicy,
-        origin: String,
-    ) -> Result<Self, TooManyLimits> {
-        let limiter = PolicyLimiter::new(engine, checked.policy.clone(), &checked.settings)?;
+    fn new(limiter: PolicyLimiter, metrics: &SharedMetrics, checked: &CheckedPolicy, origin: String) -> Self {
         let parts = checked.policy.parts();
-        let rules = parts.rules.iter().chain(&parts.default);
-        let answers = rules.map(|rule| metrics.of_rule(&rule.name)).collect();
+        let answers =
+            parts.rules.iter().chain(&parts.default).map(|rule| metrics.of_rule(&rule.name)).collect();
         metrics.policy_in_force(&checked.version);
-        Ok(Self { version: checked.version.clone(), since: SystemTime::now(), origin, limiter, answers })
+        Self {
+            version: checked.version.clone(),
+            since: SystemTime::now(),
+            origin,
+            remarks: checked.remarks.clone(),
+            limiter,
+            answers,
+        }
     }
 
     /// Counts what was decided.

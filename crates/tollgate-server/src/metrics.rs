@@ -52,6 +52,11 @@ struct RequestLabels {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct ReadLabels {
+    result: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct VersionLabels {
     version: String,
 }
@@ -81,6 +86,8 @@ pub(crate) struct Metrics {
     unknown_tiers: Counter,
     policy: Family<VersionLabels, Gauge>,
     policy_since: Gauge,
+    /// Refused, or put in force.
+    policy_reads: [Counter; 2],
     /// Connections that are open.
     pub(crate) connections: Gauge,
     /// Connections that were closed at once because their address had too many.
@@ -147,6 +154,10 @@ impl Metrics {
         let policy_since = Gauge::default();
         let help = "When the policy came into force, in epoch seconds";
         registry.register("tollgate_policy_since_seconds", help, policy_since.clone());
+        let reads = Family::<ReadLabels, Counter>::default();
+        registry.register("tollgate_policy_reads", "Policies that were to come into force", reads.clone());
+        let policy_reads =
+            ["refused", "in_force"].map(|result| reads.get_or_create(&ReadLabels { result }).clone());
         let connections = Gauge::default();
         registry.register("tollgate_connections", "Open connections", connections.clone());
         let connections_refused = Counter::default();
@@ -166,6 +177,7 @@ impl Metrics {
             unknown_tiers,
             policy,
             policy_since,
+            policy_reads,
             connections,
             connections_refused,
         }
@@ -197,6 +209,11 @@ impl Metrics {
         if verdict.selection.unknown_tier {
             self.unknown_tiers.inc();
         }
+    }
+
+    /// A policy was to come into force.
+    pub(crate) fn policy_read(&self, is_in_force: bool) {
+        self.policy_reads[usize::from(is_in_force)].inc();
     }
 
     /// Another policy is in force.

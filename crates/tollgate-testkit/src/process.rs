@@ -106,6 +106,14 @@ impl Process {
         self.signal(Signal::TERM);
     }
 
+    /// Tells it to read its files again (`SIGHUP`), and does not wait.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn hang_up(&self) {
+        self.signal(Signal::HUP);
+    }
+
     /// Waits until it ends by itself, and gives back its exit code: as shells have it, 128 and the signal's number if
     /// a signal ended it. None if it still runs after so long.
     pub fn wait_for_end(&mut self, within: Duration) -> Option<i32> {

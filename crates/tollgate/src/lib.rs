@@ -48,8 +48,9 @@ pub use clock::Clock;
 pub use engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
-    KEY_PREFIX, Lent, LogStorage, REMEMBER_MAX, RedisConfig, RedisDriver, RedisEngine, RedisLimiter,
-    RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig, Wanted,
+    ASSIGNED_MAX, AssignedTier, Control, KEY_PREFIX, Lent, LogStorage, News, REMEMBER_MAX, RedisConfig,
+    RedisDriver, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError,
+    TlsConfig, Wanted,
 };
 pub use engine::{Check, RateLimiter};
 pub use guard::{

@@ -1,5 +1,7 @@
 //! A policy at work: from what is known of a request to a verdict on it.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 use tollgate_core::policy::{Descriptors, Policy, Refusal, Role, RuleCheck, Selection};
 use tollgate_core::{Ask, Decision, Micros, Outcome};
@@ -15,6 +17,8 @@ pub struct PolicyLimiter {
     policy: Policy,
     /// By limit.
     limiters: Vec<Limiter>,
+    /// By limit.
+    settings: Vec<LimitSettings>,
 }
 
 impl std::fmt::Debug for PolicyLimiter {
@@ -52,14 +56,40 @@ pub enum PolicyOutcome {
 impl PolicyLimiter {
     /// A limiter for a policy. `settings` say how each of its limits is kept in a store.
     pub fn new(engine: &Engine, policy: Policy, settings: &[LimitSettings]) -> Result<Self, TooManyLimits> {
-        let settings = settings.iter().copied().chain(std::iter::repeat(LimitSettings::default()));
+        Self::made(engine, policy, settings, None)
+    }
+
+    /// A limiter for the policy that comes after this one. Limits that stay as they are keep what they have borrowed and what they
+    /// remember; for the others, states are carried over.
+    pub fn followed_by(&self, policy: Policy, settings: &[LimitSettings]) -> Result<Self, TooManyLimits> {
+        Self::made(&self.engine, policy, settings, Some(self))
+    }
+
+    fn made(
+        engine: &Engine,
+        policy: Policy,
+        settings: &[LimitSettings],
+        before: Option<&Self>,
+    ) -> Result<Self, TooManyLimits> {
+        let mut known = HashMap::new();
+        if let Some(before) = before {
+            let old = before.policy.limits().iter().zip(&before.settings).zip(&before.limiters);
+            known.extend(old.map(|((it, settings), limiter)| ((&*it.scope, it.limit), (settings, limiter))));
+        }
+        let settings: Vec<_> = (0..policy.limits().len())
+            .map(|number| settings.get(number).copied().unwrap_or_default())
+            .collect();
         let limiters: Result<_, _> = policy
             .limits()
             .iter()
-            .zip(settings)
-            .map(|(it, settings)| engine.limiter(&it.scope, it.limit, settings))
+            .zip(&settings)
+            .map(|(it, settings)| match known.get(&(&*it.scope, it.limit)) {
+                Some((same, limiter)) if *same == settings => Ok((*limiter).clone()),
+                Some(_) | None => engine.limiter(&it.scope, it.limit, *settings),
+            })
             .collect();
-        Ok(Self { engine: engine.clone(), limiters: limiters?, policy })
+        let limiters = limiters?;
+        Ok(Self { engine: engine.clone(), limiters, settings, policy })
     }
 
     /// The policy.

@@ -1,20 +1,20 @@
 //! `/actuator/*`: health, info and metrics, for whoever runs the service.
 
-use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::Full;
-use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tollgate::Engine;
 
+use super::admin::described;
 use super::problem::Problem;
+use crate::live::LivePolicy;
 use crate::metrics::{SharedMetrics, without_openmetrics};
-use crate::serve::Door;
 
 /// Answers about the service itself.
 pub(crate) struct Actuator {
@@ -22,6 +22,7 @@ pub(crate) struct Actuator {
     engine: Engine,
     /// Its address, without secrets.
     store: String,
+    policy: Arc<LivePolicy>,
     started: Instant,
     stop: CancellationToken,
 }
@@ -31,9 +32,10 @@ impl Actuator {
         metrics: SharedMetrics,
         engine: Engine,
         store: String,
+        policy: Arc<LivePolicy>,
         stop: CancellationToken,
     ) -> Self {
-        Self { metrics, engine, store, started: Instant::now(), stop }
+        Self { metrics, engine, store, policy, started: Instant::now(), stop }
     }
 
     /// The answer to a path below `/actuator/`.
@@ -73,6 +75,7 @@ impl Actuator {
         let info = json!({
             "app": { "name": "tollgate", "version": env!("CARGO_PKG_VERSION") },
             "store": self.store(),
+            "policy": described(&self.policy.current()),
             "uptimeSeconds": self.started.elapsed().as_secs(),
         });
         text("application/json", info.to_string())
@@ -118,11 +121,4 @@ fn text(kind: &'static str, body: String) -> Response<Full<Bytes>> {
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-/// On a listener of its own.
-impl Door for Actuator {
-    async fn answer(&self, request: Request<Incoming>, _: IpAddr) -> Response<Full<Bytes>> {
-        self.route(request.method(), request.uri().path(), request.headers())
-    }
 }

@@ -62,7 +62,9 @@ impl Rest {
         let asked = Asked::from_json(body)?;
         let policy = self.policy.current();
         let address = client(&self.client_address, peer, headers).ip();
-        let request = asked.descriptors(address);
+        let mut request = asked.descriptors(address);
+        let assigned = self.policy.assigned_to(&policy, &request);
+        request.assigned_tiers = &assigned;
         let verdict = policy.limiter.explain(&request, asked.permits()).await;
         Ok(explanation(&policy, &request, &verdict))
     }
@@ -76,7 +78,9 @@ impl Rest {
     ) -> Result<PolicyVerdict, Problem> {
         let start = Instant::now();
         let address = client(&self.client_address, peer, headers).ip();
-        let request = asked.descriptors(address);
+        let mut request = asked.descriptors(address);
+        let assigned = self.policy.assigned_to(policy, &request);
+        request.assigned_tiers = &assigned;
         let verdict = policy.limiter.check(&request, asked.permits()).await;
         policy.count(&verdict);
         self.metrics.judged(&verdict, start.elapsed());

@@ -1,6 +1,8 @@
 //! Doors: one protocol each, from bytes to checks and back. They never call each other.
 
 pub(crate) mod actuator;
+pub(crate) mod admin;
+mod body;
 mod check;
 mod openapi;
 mod problem;

@@ -40,10 +40,10 @@ impl Problem {
         }
     }
 
-    /// A reset that the store has not done.
-    pub(super) fn not_reset() -> Self {
-        let detail = "the limit was not reset: the store gave no answer; try again in a second";
-        Self { detail: detail.to_owned(), ..Self::closed() }
+    /// Something that the store has not done.
+    pub(super) fn not_done(what: &str) -> Self {
+        let detail = format!("{what}: the store gave no answer; try again in a second");
+        Self { detail, ..Self::closed() }
     }
 
     /// A parameter that cannot be taken.

@@ -11,14 +11,15 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Body, Incoming};
+use http_body_util::Full;
+use hyper::body::Incoming;
 use serde_json::Value;
 use tollgate::{AlgorithmName, Ask, Basis, Limiter, Verdict};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, batch_items, from_json, from_query};
-use super::actuator::Actuator;
+use super::admin::Admin;
+use super::body;
 use super::openapi;
 use super::problem::Problem;
 use crate::access::Access;
@@ -33,7 +34,7 @@ const BODY_BYTES_MAX: usize = 16 * 1024;
 /// Bytes of a body with many checks.
 const BATCH_BYTES_MAX: usize = 1024 * 1024;
 
-/// The API, and the actuator where nobody else can reach it.
+/// The API, and what is for whoever runs the service where nobody else can reach it.
 pub(crate) struct Rest {
     /// By algorithm.
     pub(crate) limiters: Vec<Limiter>,
@@ -44,7 +45,7 @@ pub(crate) struct Rest {
     /// Of a check that is refused because the store does not decide: 503 or 429.
     pub(crate) closed_status: u16,
     pub(crate) metrics: SharedMetrics,
-    pub(crate) actuator: Option<Actuator>,
+    pub(crate) admin: Option<Arc<Admin>>,
 }
 
 type Answer = Result<Response<Full<Bytes>>, Problem>;
@@ -88,10 +89,8 @@ impl Rest {
                 Ok(json_response(openapi::document().to_string().into_bytes()))
             }
             ("/openapi.json", _) => Err(Problem::method("GET")),
-            (path, method) => match &self.actuator {
-                Some(actuator) if path.starts_with("/actuator/") => {
-                    Ok(actuator.route(method, path, request.headers()))
-                }
+            (path, _) => match &self.admin {
+                Some(admin) if Admin::knows(path) => Ok(admin.route(request).await),
                 Some(_) | None => Err(Problem::new(
                     StatusCode::NOT_FOUND,
                     "no such path; /openapi.json lists what there is",
@@ -168,7 +167,7 @@ impl Rest {
 
     async fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
-        limiter.reset(&key).await.map_err(|_| Problem::not_reset())?;
+        limiter.reset(&key).await.map_err(|_| Problem::not_done("the limit was not reset"))?;
         tracing::info!(%key, algorithm = %limiter.limit().algorithm(), "limit reset");
         Ok(reset_response(&key, limiter))
     }
@@ -225,19 +224,8 @@ impl Rest {
         verdict
     }
 
-    /// The whole body, if it is small enough and comes soon enough.
     async fn read(&self, body: Incoming, most: usize) -> Result<Bytes, Problem> {
-        let too_large =
-            || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body may have at most {most} bytes"));
-        if body.size_hint().lower() > most as u64 {
-            return Err(too_large());
-        }
-        match tokio::time::timeout(self.body_timeout, Limited::new(body, most).collect()).await {
-            Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(why)) if why.is::<http_body_util::LengthLimitError>() => Err(too_large()),
-            Ok(Err(_)) => Err(Problem::new(StatusCode::BAD_REQUEST, "the body ended before it was complete")),
-            Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly")),
-        }
+        body::read(body, most, self.body_timeout).await
     }
 }
 

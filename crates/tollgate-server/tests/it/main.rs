@@ -17,6 +17,7 @@ mod policy_on_memory; // the policy: rules, keys, tiers, all limits together
 #[path = "policy.rs"]
 #[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
 mod policy_on_redis; // the same, with the state in a store
+mod reload; // policies that change while the service runs
 mod serving; // slow, idle, greedy and leaving clients
 
 mod server; // what the others share

@@ -5,6 +5,7 @@
 
 mod call;
 mod config;
+mod control;
 mod discovery;
 mod driver;
 mod error;
@@ -33,6 +34,7 @@ use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Micros, Standing, Timestam
 
 use self::call::{Call, Leading};
 pub use self::config::{LogStorage, RedisConfig, TlsConfig};
+pub use self::control::{ASSIGNED_MAX, AssignedTier, Control, News};
 pub use self::driver::RedisDriver;
 use self::driver::{Tasks, driver};
 pub use self::error::StoreError;

@@ -6,6 +6,7 @@ use redis::Cmd;
 use tollgate_core::{Ask, LeakyMode, LeaseTerms, Limit, Micros, Timestamp, TokenBucket};
 
 use super::LogStorage;
+use super::control::{ASSIGNED_MAX, AssignedTier};
 use super::node::Bearings;
 
 /// A script by its text and by the name under which servers keep it.
@@ -22,6 +23,8 @@ pub(super) struct Scripts {
     pub(super) probe: Script,
     /// Says that a node lives.
     pub(super) presence: Script,
+    /// Passes on what all nodes go by.
+    control: Script,
 }
 
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(Scripts::compose);
@@ -44,6 +47,7 @@ const BODIES: [(&str, &[&str]); 7] = [
 ];
 const SEVERAL: &str = include_str!("lua/several.lua");
 const PRESENCE: &str = include_str!("lua/presence.lua");
+const CONTROL: &str = include_str!("lua/control.lua");
 const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
 
 /// Where in [`BODIES`] the script of a limit is.
@@ -75,6 +79,7 @@ impl Scripts {
             several: script(several + SEVERAL),
             probe: script(PROBE.to_owned()),
             presence: script(PRESENCE.to_owned()),
+            control: script(CONTROL.to_owned()),
         }
     }
 
@@ -85,7 +90,7 @@ impl Scripts {
 
     /// All but the probe: what a server must know before it is asked.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        self.single.iter().chain([&self.several, &self.presence])
+        self.single.iter().chain([&self.several, &self.presence, &self.control])
     }
 }
 
@@ -282,6 +287,29 @@ pub(super) fn live(key: &str, node: &str, counts_for_us: u64, now: Option<Timest
     let mut command = evalsha(&SCRIPTS.presence, &[key], now);
     command.said.arg(node).arg(counts_for_us);
     command
+}
+
+/// What is said to all nodes, or asked.
+pub(super) enum Order<'a> {
+    Poll { policy_number: u64, tiers_number: u64 },
+    Push(Option<&'a str>),
+    Assign(&'a AssignedTier),
+}
+
+/// The call that passes on what all nodes go by.
+pub(super) fn control(keys: &[String; 2], order: &Order<'_>) -> Command {
+    let script = &SCRIPTS.control;
+    let mut said = Cmd::new();
+    said.arg("EVALSHA").arg(&script.sha).arg(2).arg(&keys[0]).arg(&keys[1]);
+    match order {
+        Order::Poll { policy_number, tiers_number } => said.arg("poll").arg(policy_number).arg(tiers_number),
+        Order::Push(Some(text)) => said.arg("push").arg(text),
+        Order::Push(None) => said.arg("withdraw"),
+        Order::Assign(AssignedTier { family, member, tier }) => {
+            said.arg("assign").arg(family).arg(member).arg(tier).arg(ASSIGNED_MAX)
+        }
+    };
+    Command { said, script: Some(script) }
 }
 
 /// A call of a script: EVALSHA, its keys, and the time if it is not to read its own.

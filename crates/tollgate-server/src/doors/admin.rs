@@ -1,0 +1,202 @@
+//! `/admin/*`: the policy in force and the tiers that are assigned, for whoever runs the service.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::ORIGIN;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tollgate::AssignedTier;
+use tollgate::rules::KeyPart;
+
+use super::actuator::Actuator;
+use super::body;
+use super::problem::Problem;
+use super::rest::answer::json_response;
+use crate::config::{CheckedPolicy, ConfigErrors};
+use crate::identity::api_key_id;
+use crate::live::{LivePolicy, Loaded, NotChanged};
+use crate::serve::Door;
+
+/// Bytes of a policy.
+const POLICY_BYTES_MAX: usize = 1024 * 1024;
+/// Bytes of anything else.
+const BODY_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of the name of a member.
+const MEMBER_BYTES_MAX: usize = 256;
+
+/// Everything for whoever runs the service: the actuator, and what changes it while it runs.
+pub(crate) struct Admin {
+    pub(crate) actuator: Actuator,
+    pub(crate) policy: Arc<LivePolicy>,
+    pub(crate) body_timeout: Duration,
+}
+
+type Answer = Result<Response<Full<Bytes>>, Problem>;
+
+/// On a listener of its own.
+impl Door for Admin {
+    async fn answer(&self, request: Request<Incoming>, _: IpAddr) -> Response<Full<Bytes>> {
+        self.route(request).await
+    }
+}
+
+impl Admin {
+    /// Whether a path is one of its own.
+    pub(super) fn knows(path: &str) -> bool {
+        path.starts_with("/actuator/") || path.starts_with("/admin/")
+    }
+
+    pub(super) async fn route(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let path = request.uri().path();
+        if !path.starts_with("/admin/") {
+            return self.actuator.route(request.method(), path, request.headers());
+        }
+        self.change(request).await.unwrap_or_else(Problem::into_response)
+    }
+
+    async fn change(&self, request: Request<Incoming>) -> Answer {
+        // A page in a browser on this machine could reach it, too; browsers say where a page came from.
+        if request.headers().contains_key(ORIGIN) {
+            return Err(Problem::new(StatusCode::FORBIDDEN, "not for pages in browsers"));
+        }
+        let path = request.uri().path().to_owned();
+        match (path.as_str(), request.method().clone()) {
+            ("/admin/policy", Method::GET) => Ok(answered(&described(&self.policy.current()))),
+            ("/admin/policy", Method::PUT) => {
+                let text = self.text(request).await?;
+                self.changed(self.policy.push(Some(&text)).await)
+            }
+            ("/admin/policy", Method::DELETE) => self.changed(self.policy.push(None).await),
+            ("/admin/policy", _) => Err(Problem::method("GET, PUT, DELETE")),
+            ("/admin/policy/check", Method::POST) => {
+                let text = self.text(request).await?;
+                let checked = self.policy.check("policy", &text).map_err(|why| mistakes(&why))?;
+                Ok(answered(&looked_over(&checked)))
+            }
+            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload()),
+            ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),
+            (path, method) => {
+                match path.strip_prefix("/admin/tiers/").and_then(|rest| rest.split_once('/')) {
+                    Some((family, member)) => self.tier(&method, family, member, request).await,
+                    None => Err(Problem::new(
+                        StatusCode::NOT_FOUND,
+                        "no such path; there are /admin/policy, /admin/policy/check, /admin/policy/reload and /admin/tiers/FAMILY/MEMBER",
+                    )),
+                }
+            }
+        }
+    }
+
+    async fn text(&self, request: Request<Incoming>) -> Result<String, Problem> {
+        let body = body::read(request.into_body(), POLICY_BYTES_MAX, self.body_timeout).await?;
+        String::from_utf8(body.into())
+            .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "a policy is text in UTF-8"))
+    }
+
+    fn changed(&self, outcome: Result<Arc<Loaded>, NotChanged>) -> Answer {
+        match outcome {
+            Ok(loaded) => Ok(answered(&described(&loaded))),
+            Err(NotChanged::Mistakes(why)) => Err(mistakes(&why)),
+            Err(why @ NotChanged::TooManyLimits(_)) => {
+                Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, why.to_string()))
+            }
+            Err(why @ NotChanged::Pushed) => Err(Problem::new(StatusCode::CONFLICT, why.to_string())),
+            Err(NotChanged::Store(_)) => Err(Problem::not_done("the policy was not pushed")),
+        }
+    }
+
+    async fn tier(&self, method: &Method, family: &str, member: &str, request: Request<Incoming>) -> Answer {
+        let policy = self.policy.current();
+        let families = &policy.limiter.policy().parts().families;
+        let Some(known) = families.iter().find(|known| *known.name == *family) else {
+            let names: Vec<_> = families.iter().map(|family| &*family.name).collect();
+            let detail = format!("no such family; the policy has: {}", names.join(", "));
+            return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+        };
+        let member = decoded(member)?;
+        let id = match known.member {
+            KeyPart::ApiKey => api_key_id(&member),
+            _ => member,
+        };
+        let tier = match *method {
+            Method::GET => {
+                let tier = self.policy.assigned(family, &id);
+                return Ok(answered(&json!({ "family": family, "member": id, "tier": tier.as_deref() })));
+            }
+            Method::PUT => {
+                let body = body::read(request.into_body(), BODY_BYTES_MAX, self.body_timeout).await?;
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let tier = body["tier"].as_str().filter(|tier| known.number(tier).is_some());
+                let names = || known.tiers.join(", ");
+                let why =
+                    || Problem::parameter("tier", format_args!("one of {}: {{\"tier\":\"...\"}}", names()));
+                tier.ok_or_else(why)?.to_owned()
+            }
+            Method::DELETE => String::new(),
+            _ => return Err(Problem::method("GET, PUT, DELETE")),
+        };
+        let told = (!tier.is_empty()).then(|| tier.clone());
+        let assigned = AssignedTier { family: family.to_owned(), member: id.clone(), tier };
+        match self.policy.assign(assigned).await {
+            Ok(true) => {
+                tracing::info!(family, member = id, tier = told, "tier assigned");
+                Ok(answered(&json!({ "family": family, "member": id, "tier": told })))
+            }
+            Ok(false) => Err(Problem::new(
+                StatusCode::INSUFFICIENT_STORAGE,
+                format!("at most {} members can have a tier assigned", tollgate::ASSIGNED_MAX),
+            )),
+            Err(_) => Err(Problem::not_done("the tier was not assigned")),
+        }
+    }
+}
+
+fn answered(body: &Value) -> Response<Full<Bytes>> {
+    json_response(body.to_string().into_bytes())
+}
+
+/// The policy in force, in a few words.
+pub(super) fn described(loaded: &Loaded) -> Value {
+    let since = loaded.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let policy = loaded.limiter.policy();
+    json!({
+        "version": loaded.version,
+        "origin": loaded.origin,
+        "sinceEpochSeconds": since.as_secs(),
+        "rules": policy.parts().rules.len(),
+        "limits": policy.limits().len(),
+        "remarks": loaded.remarks,
+    })
+}
+
+fn looked_over(checked: &CheckedPolicy) -> Value {
+    json!({
+        "version": checked.version,
+        "rules": checked.policy.parts().rules.len(),
+        "limits": checked.policy.limits().len(),
+        "remarks": checked.remarks,
+    })
+}
+
+/// Every mistake, with its place.
+fn mistakes(why: &ConfigErrors) -> Problem {
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, format!("nothing was changed:\n{why}"))
+}
+
+/// The name of a member as it stands in a path.
+fn decoded(text: &str) -> Result<String, Problem> {
+    let wrong = || {
+        let why = format!("1 to {MEMBER_BYTES_MAX} bytes without control characters");
+        Problem::parameter("member", why)
+    };
+    let text = percent_encoding::percent_decode_str(text).decode_utf8().map_err(|_| wrong())?;
+    if text.is_empty() || text.len() > MEMBER_BYTES_MAX || text.chars().any(char::is_control) {
+        return Err(wrong());
+    }
+    Ok(text.into_owned())
+}
