@@ -7,6 +7,7 @@ mod keys;
 mod lease;
 mod load;
 mod log;
+mod policy;
 mod redis;
 mod report;
 
@@ -35,6 +36,8 @@ enum Bench {
     Lease(Options),
     /// The sliding log in Redis: a sorted set, a stream and a packed string.
     Log(Options),
+    /// Policies: finding the rules of a request among many, and asking several limits together.
+    Policy(Options),
     /// For `http`: the bare axum route.
     #[command(hide = true)]
     Axum(http::BareAxum),
@@ -53,6 +56,7 @@ fn main() -> Result<()> {
         Bench::Redis(options) => redis::run(&options),
         Bench::Lease(options) => lease::run(&options),
         Bench::Log(options) => log::run(&options),
+        Bench::Policy(options) => policy::run(&options),
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
         Bench::Touch(touch) => touch.run(),

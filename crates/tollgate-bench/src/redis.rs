@@ -60,7 +60,7 @@ pub(crate) fn pin(process: u32, core: &str) -> Result<()> {
 }
 
 /// A server on its core.
-fn server() -> Result<RedisServer> {
+pub(crate) fn server() -> Result<RedisServer> {
     let server = RedisServer::build().tcp().start();
     pin(server.process_id(), SERVER_CORE)?;
     Ok(server)
@@ -71,11 +71,11 @@ fn url(server: &RedisServer) -> String {
 }
 
 /// Everything in process on one thread, as it would be on a core of its own.
-fn on_one_core<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) fn on_one_core<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
-async fn engine(server: &RedisServer) -> Result<RedisEngine> {
+pub(crate) async fn engine(server: &RedisServer) -> Result<RedisEngine> {
     let mut config = RedisConfig::new(url(server).parse()?);
     config.deadline = Duration::from_secs(10);
     let (engine, driver) = RedisEngine::new(config);

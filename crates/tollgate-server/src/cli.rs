@@ -1,6 +1,7 @@
 //! The command line: what can be said, and what each command does.
 
 mod check;
+mod policy;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -44,6 +45,9 @@ enum Command {
     /// Check or describe configuration files.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Check, compare and import policies.
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  tollgate completions bash > /etc/bash_completion.d/tollgate")]
     Completions {
@@ -99,6 +103,7 @@ impl Cli {
             Some(Command::Config(ConfigCommand::Schema)) => {
                 print(&format!("{}\n", serde_json::to_string_pretty(&config::schema())?))
             }
+            Some(Command::Policy(command)) => command.run(),
             Some(Command::Completions { shell }) => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Self::command(), "tollgate", &mut script);

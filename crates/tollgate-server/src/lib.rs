@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 mod doors;
 mod identity;
+mod import;
 mod live;
 mod metrics;
 mod reload;

@@ -75,6 +75,8 @@ pub struct ValueCondition {
     pub name: Box<str>,
     /// Any of these; none: any value at all.
     pub any_of: Vec<Glob>,
+    /// But none of these.
+    pub none_of: Vec<Glob>,
 }
 
 /// Which requests a rule is for: all conditions must hold, and of each list one entry. Empty lists ask for nothing.
@@ -136,6 +138,7 @@ impl Match {
 impl ValueCondition {
     fn holds(&self, request: &Descriptors<'_>) -> bool {
         let Some(value) = self.source.value(request, &self.name) else { return false };
-        self.any_of.is_empty() || self.any_of.iter().any(|glob| glob.matches(value))
+        let is_one_of = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(value));
+        (self.any_of.is_empty() || is_one_of(&self.any_of)) && !is_one_of(&self.none_of)
     }
 }

@@ -14,16 +14,20 @@ impl Fields for () {
     }
 }
 
-impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync> Fields for [(N, V)] {
+impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync, const MANY: usize> Fields for [(N, V); MANY] {
     fn get(&self, name: &str) -> Option<&str> {
-        self.iter().find(|(known, _)| known.as_ref() == name).map(|(_, value)| value.as_ref())
+        find(self, name)
     }
 }
 
 impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync> Fields for alloc::vec::Vec<(N, V)> {
     fn get(&self, name: &str) -> Option<&str> {
-        Fields::get(&**self, name)
+        find(self, name)
     }
+}
+
+fn find<'a, N: AsRef<str>, V: AsRef<str>>(fields: &'a [(N, V)], name: &str) -> Option<&'a str> {
+    fields.iter().find(|(known, _)| known.as_ref() == name).map(|(_, value)| value.as_ref())
 }
 
 /// What a request is. Texts that are empty count as absent, but for the path.

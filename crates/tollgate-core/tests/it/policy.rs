@@ -183,9 +183,14 @@ fn any_match() -> impl Strategy<Value = Match> {
     let host = prop::sample::select(vec!["one.test", "two.test", "*.test"]).prop_map(Glob::new);
     let network = (0_u8..=32, 0_u32..4)
         .prop_map(|(prefix, last)| Network::new(IpAddr::from([10, 0, 0, last as u8]), prefix).unwrap());
-    let value =
-        prop::collection::vec(prop::sample::select(vec!["free", "pro", "p*"]).prop_map(Glob::new), 0..3)
-            .prop_map(|any_of| ValueCondition { source: Source::Attribute, name: "plan".into(), any_of });
+    let globs =
+        || prop::collection::vec(prop::sample::select(vec!["free", "pro", "p*"]).prop_map(Glob::new), 0..3);
+    let value = (globs(), globs()).prop_map(|(any_of, none_of)| ValueCondition {
+        source: Source::Attribute,
+        name: "plan".into(),
+        any_of,
+        none_of,
+    });
     (
         prop::collection::vec(path, 0..3),
         prop::collection::vec(prop::sample::select(vec!["GET", "POST"]), 0..2),

@@ -24,7 +24,7 @@ use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
-pub use self::policy::CheckedPolicy;
+pub use self::policy::{CheckedPolicy, diff};
 use self::text::NetworkText;
 pub use self::tree::Position;
 
@@ -235,6 +235,27 @@ fn policy_of(
             PolicyConfig { file: None, checked }
         }
     }
+}
+
+/// Reads any YAML.
+pub fn read_yaml(name: &str, text: &str) -> Result<serde_json::Value, ConfigErrors> {
+    let (tree, mistakes) = tree::parse(text);
+    let error = |(position, why)| ConfigError {
+        place: name.to_owned(),
+        position: Some(position),
+        field: String::new(),
+        why,
+    };
+    if mistakes.is_empty() {
+        Ok(tree.value)
+    } else {
+        Err(ConfigErrors(mistakes.into_iter().map(error).collect()))
+    }
+}
+
+/// The JSON Schema of a policy.
+pub fn policy_schema() -> serde_json::Value {
+    schemars::schema_for!(policy::file::PolicyFile).to_value()
 }
 
 /// Reads the file of a policy.

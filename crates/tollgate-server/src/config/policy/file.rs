@@ -136,11 +136,11 @@ pub(in crate::config) struct MatchFields {
     pub method: Many<String>,
     /// api.example.com, *.example.com
     pub host: Many<String>,
-    /// Headers by name; * for any value.
+    /// Headers by name; * for any value, !VALUE for any other.
     pub header: BTreeMap<String, Many<String>>,
-    /// Parameters of the query by name; * for any value.
+    /// Parameters of the query by name; * for any value, !VALUE for any other.
     pub query: BTreeMap<String, Many<String>>,
-    /// Attributes by name; * for any value.
+    /// Attributes by name; * for any value, !VALUE for any other.
     pub attribute: BTreeMap<String, Many<String>>,
     /// Networks of the client: 10.0.0.0/8
     pub cidr: Many<NetworkText>,
@@ -203,4 +203,13 @@ pub(in crate::config) struct LimitFields {
     pub count_denied: bool,
     /// Of LEAKY_BUCKET: whether requests are spaced evenly, each waiting for its turn.
     pub queue: bool,
+}
+
+impl LimitFields {
+    /// The limit by itself, if nothing else is said of it.
+    pub(super) fn in_a_word(&self) -> Option<super::text::LimitText> {
+        let Self { limit, burst, algorithm, refill, sub_buckets, strict, count_denied, queue } = self;
+        let is_bare = burst.is_none() && algorithm.is_none() && refill.is_none() && sub_buckets.is_none();
+        limit.filter(|_| is_bare && !strict && !count_denied && !queue)
+    }
 }

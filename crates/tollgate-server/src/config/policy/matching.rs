@@ -69,11 +69,13 @@ pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, repo
             if source == Source::Header && name.parse::<http::HeaderName>().is_err() {
                 report(&field, format!("no header is called {name}"));
             }
-            if values.0.is_empty() || values.0.iter().any(String::is_empty) {
-                report(&field, "can never match; * stands for any value".to_owned());
+            if values.0.is_empty() || values.0.iter().any(|value| value.is_empty() || value == "!") {
+                report(&field, "can never match; * stands for any value, !VALUE for any other".to_owned());
             }
-            let any_of = values.0.iter().map(|value| Glob::new(value)).collect();
-            made.values.push(ValueCondition { source, name: name.into(), any_of });
+            let not = |value: &String| value.strip_prefix('!').map(Glob::new);
+            let any_of = values.0.iter().filter(|value| not(value).is_none()).map(|value| Glob::new(value));
+            let (any_of, none_of) = (any_of.collect(), values.0.iter().filter_map(not).collect());
+            made.values.push(ValueCondition { source, name: name.into(), any_of, none_of });
         }
     }
     made

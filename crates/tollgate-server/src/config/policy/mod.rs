@@ -1,5 +1,6 @@
 //! The policy: what is written of it, and what it means.
 
+mod diff;
 pub(super) mod file;
 mod limit;
 mod matching;
@@ -15,6 +16,7 @@ use tollgate::rules::{
 };
 use tollgate::{Limit, LimitSettings, Micros};
 
+pub use self::diff::diff;
 use self::file::{Apply, Exclusion, FamilyOf, Mode, PolicyFile, RuleFields};
 use self::limit::{Defaults, make, part_of, settings};
 use self::matching::{keys, matching};
@@ -31,6 +33,8 @@ pub struct CheckedPolicy {
     pub settings: Vec<LimitSettings>,
     /// What there is to know beyond what was written.
     pub remarks: Vec<String>,
+    /// What was written, without what only repeats a default.
+    pub written: serde_json::Value,
 }
 
 impl CheckedPolicy {
@@ -45,6 +49,25 @@ impl CheckedPolicy {
 pub(super) fn version(value: &serde_json::Value) -> String {
     let digest = Sha256::digest(value.to_string());
     digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A value without fields that say nothing.
+fn without_nothing(value: serde_json::Value) -> serde_json::Value {
+    use serde_json::Value;
+    let says_nothing = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(true) | Value::Number(_) | Value::String(_) => false,
+    };
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter().map(|(name, value)| (name, without_nothing(value)));
+            Value::Object(fields.filter(|(_, value)| !says_nothing(value)).collect())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(without_nothing).collect()),
+        other => other,
+    }
 }
 
 /// Rules of one policy: far more than anybody keeps in mind.
@@ -82,7 +105,8 @@ pub(super) fn validate(
     building.rules();
     building.default_rule();
     let Building { parts, settings, remarks, .. } = building;
-    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks }
+    let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
+    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, written }
 }
 
 struct Building<'a> {

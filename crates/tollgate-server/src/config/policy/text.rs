@@ -134,7 +134,10 @@ impl Serialize for LimitItem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Unlimited => serializer.serialize_str("unlimited"),
-            Self::Limit(fields) => fields.serialize(serializer),
+            Self::Limit(fields) => match fields.in_a_word() {
+                Some(limit) => limit.serialize(serializer),
+                None => fields.serialize(serializer),
+            },
         }
     }
 }

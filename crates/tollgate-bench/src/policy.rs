@@ -1,0 +1,245 @@
+//! Policies: what it takes to find the rules of a request among many, and to ask several limits together.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use hdrhistogram::Histogram;
+use tollgate::rules::{
+    ALL_KEYS, Descriptors, Glob, KeyPart, KeySpec, Limits, Match, PathPattern, Policy, PolicyParts, Rule,
+    RuleLimit, RuleLimits, Source, ValueCondition,
+};
+use tollgate::{
+    Clock, Engine, FixedWindow, Guard, GuardConfig, Limit, LimitSettings, PolicyLimiter, Rate,
+    SlidingCounter, TokenBucket,
+};
+
+use crate::keys::Random;
+use crate::redis::{LOAD_CORE, cpu, engine, on_one_core, pin, server};
+use crate::report::{Options, Report, median};
+
+/// Measures and judges.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    pin(std::process::id(), LOAD_CORE)?;
+    let mut report = Report::default();
+    let (rounds, secs) = if options.quick { (1, 1) } else { (5, 3) };
+    if "matching".contains(&options.only) {
+        println!("\nmatching");
+        matching(&mut report, rounds)?;
+    }
+    if "several limits".contains(&options.only) {
+        println!("\nseveral limits");
+        several(&mut report, rounds, Duration::from_secs(secs))?;
+    }
+    report.finish(options)
+}
+
+fn rule(name: String, matching: Match, limit: usize) -> Rule {
+    Rule {
+        name: name.into(),
+        matching,
+        key: KeySpec(vec![vec![KeyPart::Ip]]),
+        limits: RuleLimits::Own(Limits::All(vec![limit])),
+        cost: 1,
+        max_wait: None,
+        stop: false,
+        deny_empty_key: None,
+        enforced: ALL_KEYS,
+        code: None,
+    }
+}
+
+/// Rules as a large service has them: one for everybody, and for each resource a path with a parameter, a path with a wildcard behind
+/// it, an exact one with a method, and one by attribute.
+fn many_rules(count: usize) -> Result<Policy> {
+    let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_minute(100))?);
+    let mut rules = Vec::new();
+    for number in 0..count {
+        let path = |text: String| -> Result<Match> {
+            Ok(Match { paths: vec![PathPattern::new(&text)?], ..Match::default() })
+        };
+        let matching = match number % 5 {
+            _ if number == 0 => Match::default(),
+            0 => Match {
+                values: vec![ValueCondition {
+                    source: Source::Attribute,
+                    name: "tenant".into(),
+                    any_of: vec![Glob::new(&format!("tenant-{number}"))],
+                    none_of: Vec::new(),
+                }],
+                ..Match::default()
+            },
+            1 => path(format!("/api/v1/resource-{number}/{{id}}"))?,
+            2 => path(format!("/api/v1/resource-{number}/**"))?,
+            3 => path(format!("/api/v1/users/{{user}}/resource-{number}"))?,
+            _ => Match { methods: vec!["POST".into()], ..path(format!("/api/v1/resource-{number}"))? },
+        };
+        rules.push(rule(format!("rule-{number}"), matching, number));
+    }
+    let limits = (0..count).map(|number| RuleLimit {
+        scope: format!("token_bucket:rule-{number}").into(),
+        limit,
+        candidate: None,
+    });
+    Ok(Policy::new(PolicyParts {
+        rules,
+        limits: limits.collect(),
+        ipv6_prefix: 64,
+        ..PolicyParts::default()
+    }))
+}
+
+/// Requests that match one rule each, besides the one for everybody.
+fn requests(count: usize) -> Vec<(String, String)> {
+    let mut random = Random(7);
+    let request = |number: usize| match number % 5 {
+        0 => ("/api/v1/else".to_owned(), format!("tenant-{number}")),
+        1 | 2 => (format!("/api/v1/resource-{number}/42"), String::new()),
+        3 => (format!("/api/v1/users/alice/resource-{number}"), String::new()),
+        _ => (format!("/api/v1/resource-{number}"), String::new()),
+    };
+    (0..4_096).map(|_| request(1 + (random.next() as usize) % (count - 1))).collect()
+}
+
+fn matching(report: &mut Report, rounds: usize) -> Result<()> {
+    const SELECTIONS: u32 = 200_000;
+    let sizes = [10, 100, 1_000];
+    let mut figures: [Vec<f64>; 3] = Default::default();
+    let prepared = sizes.map(|count| Ok::<_, anyhow::Error>((many_rules(count)?, requests(count))));
+    for _ in 0..rounds {
+        for (prepared, figures) in prepared.iter().zip(&mut figures) {
+            let Ok((policy, requests)) = prepared else { anyhow::bail!("a rule is wrong") };
+            let start = Instant::now();
+            for number in 0..SELECTIONS {
+                let (path, tenant) = &requests[number as usize % requests.len()];
+                let attributes = [("tenant", tenant.as_str())];
+                let request = Descriptors {
+                    path,
+                    method: "POST",
+                    ip: Some(IpAddr::from([10, 0, 0, 1])),
+                    attributes: &attributes,
+                    ..Descriptors::default()
+                };
+                let selection = black_box(policy.select(black_box(&request), 1));
+                ensure!(selection.checks.len() == 2, "{path}: {selection:?}");
+            }
+            figures.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(SELECTIONS));
+        }
+    }
+    let [ten, hundred, thousand] = figures.map(median);
+    println!("  a selection among 10 rules: {ten:.0} ns, 100: {hundred:.0} ns, 1,000: {thousand:.0} ns");
+    report.figure("selection among 10 rules, ns", ten);
+    report.figure("selection among 1,000 rules, ns", thousand);
+    let ratio = thousand / ten;
+    report.bar("matching among 1,000 rules, against 10", ratio, ratio <= 3.0, "<= 3");
+    Ok(())
+}
+
+/// A policy with so many limits for each request, of three algorithms.
+fn some_limits(count: usize) -> Result<Policy> {
+    let rate = Rate::per_minute(1_000_000);
+    let kinds = [
+        Limit::TokenBucket(TokenBucket::new(1_000_000, rate)?),
+        Limit::SlidingCounter(SlidingCounter::new(rate, 1, false)?),
+        Limit::FixedWindow(FixedWindow::new(rate)?),
+    ];
+    let rules = (0..count).map(|number| rule(format!("rule-{number}"), Match::default(), number)).collect();
+    let limits = (0..count).map(|number| {
+        let limit = kinds[number % kinds.len()];
+        let scope = format!("{}:of-{count}-{number}", limit.algorithm().as_lowercase());
+        RuleLimit { scope: scope.into(), limit, candidate: None }
+    });
+    Ok(Policy::new(PolicyParts {
+        rules,
+        limits: limits.collect(),
+        ipv6_prefix: 64,
+        ..PolicyParts::default()
+    }))
+}
+
+/// What one of two policies has seen.
+struct Seen {
+    latency: Histogram<u64>,
+    server_us: f64,
+    per_second: f64,
+}
+
+/// One request after another, now with one limit and now with four, so that whatever holds the machine up holds up both.
+fn several(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let (mut ratios, mut rates, mut times) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let server = server()?;
+        let seen = on_one_core(async {
+            let engine = engine(&server).await?;
+            let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+            tokio::spawn(driver.run());
+            let engine = Engine::Redis(guard);
+            let limiters = [1, 4].map(|count| {
+                Ok::<_, anyhow::Error>(Arc::new(PolicyLimiter::new(
+                    &engine,
+                    some_limits(count)?,
+                    &[LimitSettings::default(); 4],
+                )?))
+            });
+            let [one, four] = limiters;
+            let limiters = [one?, four?];
+            let mut latencies = [Histogram::<u64>::new(3)?, Histogram::new(3)?];
+            let mut random = Random(1);
+            let start = Instant::now();
+            while start.elapsed() < duration {
+                for (limiter, latency) in limiters.iter().zip(&mut latencies) {
+                    let sent = Instant::now();
+                    ask(limiter, random.next()).await?;
+                    latency.record(sent.elapsed().as_nanos() as u64)?;
+                }
+            }
+            let mut seen = Vec::new();
+            for (limiter, latency) in limiters.iter().zip(latencies) {
+                // All at once: what the server can do, and what it takes.
+                let (before, start, mut asked) = (cpu(&server)?, Instant::now(), 0_u64);
+                while start.elapsed() < duration {
+                    let asks = (0..256).map(|_| ask(limiter, random.next()));
+                    let asks: Vec<_> = asks.collect();
+                    asked += asks.len() as u64;
+                    futures_util::future::try_join_all(asks).await?;
+                }
+                let took = start.elapsed().as_secs_f64();
+                let server_us = (cpu(&server)? - before).as_secs_f64() * 1e6 / asked as f64;
+                seen.push(Seen { latency, server_us, per_second: asked as f64 / took });
+            }
+            Ok(seen)
+        })?;
+        let p50 = |seen: &Seen| seen.latency.value_at_quantile(0.5) as f64 / 1_000.0;
+        let [one, four] = &seen[..] else { anyhow::bail!("two policies were asked") };
+        println!(
+            "  1 limit:  p50 {:.1} us, {:.0} requests/s, {:.1} us of the server each",
+            p50(one),
+            one.per_second,
+            one.server_us
+        );
+        println!(
+            "  4 limits: p50 {:.1} us, {:.0} requests/s, {:.1} us of the server each",
+            p50(four),
+            four.per_second,
+            four.server_us
+        );
+        ratios.push(p50(four) / p50(one));
+        rates.push(four.per_second);
+        times.push(four.server_us);
+    }
+    report.figure("4 limits, requests/s", median(rates));
+    report.figure("4 limits, us of the server", median(times));
+    let ratio = median(ratios);
+    report.bar("p50 of a request with 4 limits, against 1", ratio, ratio < 1.5, "< 1.5");
+    Ok(())
+}
+
+async fn ask(limiter: &PolicyLimiter, number: u64) -> Result<()> {
+    let ip = IpAddr::from(((number % 1_000_000) as u32 | 0x0a00_0000).to_be_bytes());
+    let request = Descriptors { ip: Some(ip), ..Descriptors::default() };
+    let verdict = limiter.check(&request, 1).await;
+    ensure!(verdict.is_admitted(), "a limit that is never reached was reached");
+    Ok(())
+}
