@@ -58,6 +58,7 @@ rows! {
     the_clocks_of_the_nodes_jump "21"
     the_nodes_are_out_of_files "23"
     one_key_is_asked_for_far_too_often "26"
+    policies_change_under_load "27"
     a_node_is_told_to_stop "28a"
     a_node_is_told_to_stop_and_killed "28c"
     nodes_with_leases_are_told_to_stop "28d"

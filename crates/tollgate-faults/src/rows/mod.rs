@@ -6,6 +6,7 @@ mod hot; // one key, far more often than it can be admitted
 mod lease; // nodes that borrow
 mod network; // links that are slow, silent or gone
 mod node; // the nodes themselves
+mod policy; // policies that change
 mod sentinel; // primaries that change
 mod server; // one server that dies, stands still, refuses or forgets
 
@@ -92,6 +93,7 @@ pub const ALL: &[Row] = rows! {
     "22b" "SIGSTOP of a node with leases, for two lease times" lease::stopped;
     "23" "64 files for each node, and 200 idle connections" node::out_of_files;
     "26" "one key asked 500,000 times a second in process" hot::asked;
+    "27" "100 policies pushed under load, every fifth with a mistake" policy::pushed;
     "28a" "SIGTERM of a node under load" node::terminated;
     "28b" "SIGTERM twice" node::terminated_twice;
     "28c" "SIGTERM, then kill -9" node::killed_while_stopping;
