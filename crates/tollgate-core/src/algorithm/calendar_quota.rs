@@ -144,7 +144,8 @@ impl Algorithm for CalendarQuota {
         let wait = accepted_wait(ask, self.horizon().us());
         // A cost is not split over periods: what does not fit into this one goes to the next.
         let promised = count.max(limit) + cost;
-        if promised <= 2 * limit {
+        // After the last period of all nothing comes.
+        if promised <= 2 * limit && now.us() < end {
             let outcome = admit_by(end, now, wait);
             if outcome.is_admitted() {
                 *state = CalendarState { end, count: promised };
@@ -153,7 +154,7 @@ impl Algorithm for CalendarQuota {
         }
         // The next period is full as well. The one after it can be reserved as soon as it is the next.
         let start = self.end_of_next(end);
-        Outcome::Denied { retry: Micros::of(end.max(start - wait) - now.us()) }
+        Outcome::Denied { retry: Micros::of((end.max(start - wait) - now.us()).max(1)) }
     }
 
     #[inline]
