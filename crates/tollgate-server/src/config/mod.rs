@@ -5,6 +5,8 @@
 
 mod file;
 mod guard;
+#[cfg_attr(not(test), expect(dead_code, reason = "the configuration file has no identity yet"))]
+mod identity;
 mod layers;
 mod limits;
 mod store;
