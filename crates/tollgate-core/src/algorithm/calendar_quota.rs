@@ -13,6 +13,18 @@ use crate::time::{Micros, Timestamp};
 ///
 /// Whoever waits is promised permits of the next period, and of no later one. Within a period the zone's rules are not
 /// looked at: its end is all that a state remembers of it.
+///
+/// ```
+/// use tollgate_core::{Algorithm, Ask, Calendar, CalendarQuota, Timestamp};
+///
+/// let from_the_15th = Calendar::parse("Asia/Seoul", "month", Some("15")).unwrap();
+/// let quota = CalendarQuota::new(10_000, from_the_15th).unwrap();
+/// let now = Timestamp::from_micros(1_794_819_600_000_000); // 2026-11-16, 18:00 in Seoul
+/// let mut state = quota.fresh(now);
+/// assert!(quota.decide(&mut state, now, Ask::of(9_000)).is_admitted());
+/// assert_eq!(quota.standing(&state, now).remaining, 1_000);
+/// assert_eq!(quota.standing(&state, now).reset.as_secs_ceil(), (28 * 24 + 6) * 3_600); // 2026-12-15, midnight
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CalendarQuota {
     limit: NonZeroU64,
@@ -111,8 +123,8 @@ impl CalendarQuota {
         if end.us() <= state.end {
             return state;
         }
-        // What was promised is of the period right after the stored one. It is not asked to begin at the very instant at
-        // which that one ended: a node with newer rules may think otherwise by an hour, and must not forget the promise.
+        // What was promised is of the period right after the stored one: that ended where this one began, or, if the zone's
+        // rules were changed in between, within it.
         let promised =
             if state.end >= start.us() { (state.count - self.most()).clamp(0, self.most()) } else { 0 };
         CalendarState { end: end.us(), count: promised }
