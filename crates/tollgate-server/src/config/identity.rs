@@ -83,7 +83,7 @@ impl Default for Jwt {
 
 /// One name or a list of them.
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a name or a list of names")]
 pub(super) enum Names {
     /// One.
     One(String),
@@ -144,7 +144,12 @@ const LEEWAY_MAX: Duration = Duration::from_secs(60);
 /// Shorter salts could be guessed.
 const SALT_BYTES_MIN: usize = 16;
 
-pub(super) fn validate(identity: &Identity, report: &mut dyn FnMut(&str, String)) -> IdentityConfig {
+/// `any_trusted_proxy`: whether there is a peer whose headers are believed.
+pub(super) fn validate(
+    identity: &Identity,
+    any_trusted_proxy: bool,
+    report: &mut dyn FnMut(&str, String),
+) -> IdentityConfig {
     let mut names = HeaderNames::default();
     let jwt = identity.jwt.as_ref().and_then(|jwt| {
         let header = names.take("identity.jwt.header", &jwt.header, report);
@@ -166,6 +171,10 @@ pub(super) fn validate(identity: &Identity, report: &mut dyn FnMut(&str, String)
         if name.contains('_') {
             // Many servers take both for one name, and a proxy may overwrite only one of them.
             report(field, format!("{name}: write - in place of _"));
+        }
+        if !any_trusted_proxy {
+            let why = "is read from trusted proxies only, and client_address.trusted_proxies is empty";
+            report(field, why.to_owned());
         }
         names.take(field, name, report)
     };
@@ -309,7 +318,7 @@ mod tests {
             let root = format!("{}/", self.0.path().display());
             let identity = serde_json::from_str(&yaml.to_string().replace('@', &root)).expect("fields");
             let mut reports = Vec::new();
-            let config = validate(&identity, &mut |field, why| {
+            let config = validate(&identity, true, &mut |field, why| {
                 reports.push(format!("{field}: {}", why.replace(&root, "@")))
             });
             (config, reports)
@@ -465,6 +474,15 @@ MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
     }
 
     #[test]
+    fn headers_of_trusted_proxies_need_one() {
+        let identity = serde_json::from_str(r#"{ "trusted_header": { "user": "X-User" } }"#).expect("fields");
+        let mut reports = Vec::new();
+        validate(&identity, false, &mut |field, why| reports.push(format!("{field}: {why}")));
+        let expected = "is read from trusted proxies only, and client_address.trusted_proxies is empty";
+        assert_eq!(reports, [format!("identity.trusted_header.user: {expected}")]);
+    }
+
+    #[test]
     fn fields_that_do_not_exist_are_refused() {
         for text in [
             r#"{ "jwt": { "jku": "https://id.example" } }"#,
@@ -475,6 +493,8 @@ MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
         ] {
             assert!(serde_json::from_str::<Identity>(text).is_err(), "{text}");
         }
+        let why = serde_json::from_str::<Identity>(r#"{ "jwt": { "issuer": 1 } }"#).expect_err("a number");
+        assert!(why.to_string().starts_with("expected a name or a list of names"), "{why}");
     }
 
     #[test]

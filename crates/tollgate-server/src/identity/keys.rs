@@ -1,5 +1,7 @@
 //! Keys that tokens are verified with, from what the files hold, each with the algorithms that it may be used with.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jsonwebtoken::jwk::{
     AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, KeyOperations, PublicKeyUse,
 };
@@ -49,6 +51,23 @@ enum KeyKind {
 }
 
 impl JwtAlgorithm {
+    /// All of them.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Hs256,
+        Self::Hs384,
+        Self::Hs512,
+        Self::Rs256,
+        Self::Rs384,
+        Self::Rs512,
+        Self::Ps256,
+        Self::Ps384,
+        Self::Ps512,
+        Self::Es256,
+        Self::Es384,
+        Self::EdDsa,
+    ];
+
     /// Its name in the head of a token.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
@@ -138,7 +157,7 @@ pub(super) enum NoKey {
 /// Keys of a set. Issuers publish a handful; each is looked at for every token.
 const KEYS_MAX: usize = 64;
 
-/// 2,048 bits: shorter moduli are within reach of whoever has the machines. In a PEM file some bytes are around it.
+/// 2,048 bits: shorter moduli are within reach of whoever has the machines.
 const RSA_MODULUS_BYTES_MIN: usize = 256;
 
 impl VerifyingKeys {
@@ -165,10 +184,9 @@ impl VerifyingKeys {
         if text.matches("-----BEGIN ").count() > 1 {
             return Err("holds more than one key; several go into a jwks_file".to_owned());
         }
-        if !text.contains("-----BEGIN PUBLIC KEY-----") && !text.contains("-----BEGIN RSA PUBLIC KEY-----") {
-            return Err("expected a public key in PEM: -----BEGIN PUBLIC KEY-----".to_owned());
-        }
-        let (kind, key) = read_pem(pem, algorithms)
+        let der = read_pem(&text).ok_or("expected a public key in PEM: -----BEGIN PUBLIC KEY-----")?;
+        let (kind, key) = read_public_key(&der)
+            .filter(|(kind, key)| is_sound(*kind, key, algorithms))
             .ok_or("expected a public key: RSA of at least 2048 bits, P-256, P-384 or Ed25519")?;
         if let Some(other) = algorithms.iter().find(|it| it.key_kind() != kind) {
             return Err(format!("{} cannot be used with a key of the kind {kind:?}", other.as_str()));
@@ -263,14 +281,56 @@ fn check_secret(secret: &[u8], algorithms: &[JwtAlgorithm]) -> Result<(), String
     }
 }
 
-fn read_pem(pem: &[u8], algorithms: &[JwtAlgorithm]) -> Option<(KeyKind, DecodingKey)> {
-    let rsa = DecodingKey::from_rsa_pem(pem).map(|key| (KeyKind::Rsa, key));
-    let ed25519 = || DecodingKey::from_ed_pem(pem).map(|key| (KeyKind::Ed25519, key));
-    let ec = || {
-        let key = DecodingKey::from_ec_pem(pem)?;
-        let kind = if key.try_get_as_bytes()?.len() == 65 { KeyKind::P256 } else { KeyKind::P384 };
-        Ok::<_, jsonwebtoken::errors::Error>((kind, key))
+/// What is between the lines that say that it is a public key.
+fn read_pem(text: &str) -> Option<Vec<u8>> {
+    let (_, rest) = text.split_once("-----BEGIN PUBLIC KEY-----")?;
+    let (body, _) = rest.split_once("-----END PUBLIC KEY-----")?;
+    STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()
+}
+
+/// Names of kinds of keys, as `AlgorithmIdentifier`s in DER (RFC 3279, RFC 5480, RFC 8410).
+const KEY_KINDS: [(&[u8], KeyKind); 4] = [
+    (b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00", KeyKind::Rsa),
+    (b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07", KeyKind::P256),
+    (b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x05\x2b\x81\x04\x00\x22", KeyKind::P384),
+    (b"\x06\x03\x2b\x65\x70", KeyKind::Ed25519),
+];
+
+const INTEGER: u8 = 0x02;
+const BIT_STRING: u8 = 0x03;
+const SEQUENCE: u8 = 0x30;
+
+/// The key in a `SubjectPublicKeyInfo`. It is read here because the library's reader brings ten crates along.
+fn read_public_key(der: &[u8]) -> Option<(KeyKind, DecodingKey)> {
+    let (info, b"") = element(der, SEQUENCE)? else { return None };
+    let (identifier, rest) = element(info, SEQUENCE)?;
+    let (bits, b"") = element(rest, BIT_STRING)? else { return None };
+    let (_, kind) = KEY_KINDS.into_iter().find(|(known, _)| *known == identifier)?;
+    // The first byte is the number of bits that are left over.
+    let key = bits.strip_prefix(b"\0")?;
+    let key = match kind {
+        KeyKind::Rsa => {
+            let (numbers, b"") = element(key, SEQUENCE)? else { return None };
+            let (modulus, rest) = element(numbers, INTEGER)?;
+            let (exponent, b"") = element(rest, INTEGER)? else { return None };
+            // A number whose highest bit is set has a zero before it, lest it be negative.
+            DecodingKey::from_rsa_raw_components(modulus.strip_prefix(b"\0").unwrap_or(modulus), exponent)
+        }
+        KeyKind::P256 | KeyKind::P384 => DecodingKey::from_ec_der(key),
+        KeyKind::Ed25519 => DecodingKey::from_ed_der(key),
+        KeyKind::Secret => return None,
     };
-    let (kind, key) = rsa.or_else(|_| ed25519()).or_else(|_| ec()).ok()?;
-    is_sound(kind, &key, algorithms).then_some((kind, key))
+    Some((kind, key))
+}
+
+/// The content of an element in DER, and what follows it.
+fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (&first, rest) = der.strip_prefix(&[tag])?.split_first()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        0x81 => (usize::from(*rest.first()?), &rest[1..]),
+        0x82 => (usize::from(u16::from_be_bytes(*rest.first_chunk()?)), &rest[2..]),
+        _ => return None,
+    };
+    rest.split_at_checked(length)
 }

@@ -2,6 +2,8 @@
 
 mod signing;
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -68,6 +70,9 @@ fn good_tokens_of_every_algorithm_are_believed() {
         assert_eq!(verifier.verify(&signer.sign(&claims()), NOW), Ok(alice()), "{name}");
         let other = signer.another();
         assert_eq!(verifier.verify(&other.sign(&claims()), NOW), Err(Unverified::Signature), "{name}");
+        let set = verifier_of_set(&[signer.jwk("k")], &[signer.algorithm]);
+        assert_eq!(set.verify(&signer.sign(&claims()), NOW), Ok(alice()), "{name}");
+        assert_eq!(set.verify(&other.sign(&claims()), NOW), Err(Unverified::Signature), "{name}");
     }
 }
 
@@ -405,9 +410,15 @@ fn secrets_are_not_shown() {
     );
 }
 
+fn signers() -> &'static [Signer] {
+    static ONCE: LazyLock<[Signer; 12]> = LazyLock::new(Signer::all);
+    &*ONCE
+}
+
+/// Each with a token that it believes.
 fn verifiers() -> &'static [(Verifier, Vec<u8>)] {
-    static ONCE: std::sync::LazyLock<Vec<(Verifier, Vec<u8>)>> = std::sync::LazyLock::new(|| {
-        Signer::all().iter().map(|signer| (verifier(signer), signer.sign(&claims()).into_bytes())).collect()
+    static ONCE: LazyLock<Vec<(Verifier, Vec<u8>)>> = LazyLock::new(|| {
+        signers().iter().map(|signer| (verifier(signer), signer.sign(&claims()).into_bytes())).collect()
     });
     &ONCE
 }
@@ -429,7 +440,7 @@ proptest! {
 
     #[test]
     fn a_token_that_was_changed_never_verifies(
-        which in 0..5_usize, at in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(),
+        which in 0..12_usize, at in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(),
         byte in any::<u8>(), change in 0..5_u8,
     ) {
         let (verifier, good) = &verifiers()[which];
@@ -445,6 +456,22 @@ proptest! {
         prop_assume!(changed != *good);
         let changed = String::from_utf8_lossy(&changed);
         prop_assert!(verifier.verify(&changed, NOW).is_err(), "{changed}");
+    }
+
+    #[test]
+    fn a_key_that_was_changed_never_panics(
+        which in 3..12_usize, at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>(),
+    ) {
+        let signer = &signers()[which];
+        let mut der = signer.public_der();
+        let at = at.index(der.len());
+        if cut { der.truncate(at) } else { der[at] = byte }
+        let changed = signing::pem(&der);
+        if let Ok(keys) = VerifyingKeys::from_pem(changed.as_bytes(), &[signer.algorithm]) {
+            let verifier = Verifier::new(vec![signer.algorithm], keys, rules());
+            let same = der == signer.public_der();
+            prop_assert!(same || verifier.verify(&signer.sign(&claims()), NOW).is_err());
+        }
     }
 
     #[test]

@@ -6,8 +6,9 @@ use num_bigint::BigUint;
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::rsa::{KeyPairComponents, PublicKeyComponents};
 use ring::signature::{
-    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair, RSA_PKCS1_SHA256, RSA_PSS_SHA256,
-    RsaKeyPair,
+    ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm,
+    Ed25519KeyPair, KeyPair, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512, RSA_PSS_SHA256,
+    RSA_PSS_SHA384, RSA_PSS_SHA512, RsaEncoding, RsaKeyPair,
 };
 use ring::{hmac, rsa};
 use serde_json::{Value, json};
@@ -28,50 +29,54 @@ enum Key {
 }
 
 impl Signer {
-    /// One of each kind.
-    pub(crate) fn all() -> [Self; 5] {
-        let pss = Self { algorithm: JwtAlgorithm::Ps256, ..Self::rs256() };
-        [Self::hs256(), Self::rs256(), pss, Self::es256(), Self::ed25519()]
+    /// One for each algorithm.
+    pub(crate) fn all() -> [Self; 12] {
+        JwtAlgorithm::ALL.map(|algorithm| Self::new(algorithm, 0))
     }
 
     pub(crate) fn hs256() -> Self {
-        let mut secret = [0; 32];
-        SystemRandom::new().fill(&mut secret).expect("random bytes");
-        Self::with_secret(&secret)
+        Self::new(JwtAlgorithm::Hs256, 0)
+    }
+
+    pub(crate) fn rs256() -> Self {
+        Self::new(JwtAlgorithm::Rs256, 0)
+    }
+
+    pub(crate) fn es256() -> Self {
+        Self::new(JwtAlgorithm::Es256, 0)
+    }
+
+    pub(crate) fn ed25519() -> Self {
+        Self::new(JwtAlgorithm::EdDsa, 0)
     }
 
     pub(crate) fn with_secret(secret: &[u8]) -> Self {
         Self { algorithm: JwtAlgorithm::Hs256, key: Key::Secret(secret.to_vec()) }
     }
 
-    /// With one of two keys: they take a while to make.
-    pub(crate) fn rs256() -> Self {
-        Self { algorithm: JwtAlgorithm::Rs256, key: Key::Rsa(rsa_key(0)) }
-    }
-
-    pub(crate) fn es256() -> Self {
+    /// With a key that is made now; RSA keys are made once, as it takes a while.
+    fn new(algorithm: JwtAlgorithm, which_rsa: usize) -> Self {
         let random = SystemRandom::new();
-        let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).expect("a key");
-        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, made.as_ref(), &random)
-            .expect("a key");
-        Self { algorithm: JwtAlgorithm::Es256, key: Key::Ec(key) }
-    }
-
-    pub(crate) fn ed25519() -> Self {
-        let made = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("a key");
-        let key = Ed25519KeyPair::from_pkcs8(made.as_ref()).expect("a key");
-        Self { algorithm: JwtAlgorithm::EdDsa, key: Key::Ed(key) }
+        let key = match algorithm {
+            JwtAlgorithm::Hs256 | JwtAlgorithm::Hs384 | JwtAlgorithm::Hs512 => {
+                let mut secret = vec![0; 64];
+                random.fill(&mut secret).expect("random bytes");
+                Key::Secret(secret)
+            }
+            JwtAlgorithm::Es256 => Key::Ec(ec_key(&ECDSA_P256_SHA256_FIXED_SIGNING)),
+            JwtAlgorithm::Es384 => Key::Ec(ec_key(&ECDSA_P384_SHA384_FIXED_SIGNING)),
+            JwtAlgorithm::EdDsa => {
+                let made = Ed25519KeyPair::generate_pkcs8(&random).expect("a key");
+                Key::Ed(Ed25519KeyPair::from_pkcs8(made.as_ref()).expect("a key"))
+            }
+            _ => Key::Rsa(rsa_key(which_rsa)),
+        };
+        Self { algorithm, key }
     }
 
     /// Somebody else, with a key of the same kind.
     pub(crate) fn another(&self) -> Self {
-        let other = match &self.key {
-            Key::Secret(_) => Self::hs256(),
-            Key::Rsa(_) => Self { algorithm: self.algorithm, key: Key::Rsa(rsa_key(1)) },
-            Key::Ec(_) => Self::es256(),
-            Key::Ed(_) => Self::ed25519(),
-        };
-        Self { algorithm: self.algorithm, ..other }
+        Self::new(self.algorithm, 1)
     }
 
     pub(crate) fn sign(&self, claims: &Value) -> String {
@@ -92,15 +97,24 @@ impl Signer {
         let random = SystemRandom::new();
         match &self.key {
             Key::Secret(secret) => {
-                hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), message).as_ref().to_vec()
+                let algorithm = match self.algorithm {
+                    JwtAlgorithm::Hs384 => hmac::HMAC_SHA384,
+                    JwtAlgorithm::Hs512 => hmac::HMAC_SHA512,
+                    _ => hmac::HMAC_SHA256,
+                };
+                hmac::sign(&hmac::Key::new(algorithm, secret), message).as_ref().to_vec()
             }
             Key::Rsa(key) => {
-                let mut signature = vec![0; key.public().modulus_len()];
-                let signed = match self.algorithm {
-                    JwtAlgorithm::Ps256 => key.sign(&RSA_PSS_SHA256, &random, message, &mut signature),
-                    _ => key.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature),
+                let padding: &dyn RsaEncoding = match self.algorithm {
+                    JwtAlgorithm::Rs384 => &RSA_PKCS1_SHA384,
+                    JwtAlgorithm::Rs512 => &RSA_PKCS1_SHA512,
+                    JwtAlgorithm::Ps256 => &RSA_PSS_SHA256,
+                    JwtAlgorithm::Ps384 => &RSA_PSS_SHA384,
+                    JwtAlgorithm::Ps512 => &RSA_PSS_SHA512,
+                    _ => &RSA_PKCS1_SHA256,
                 };
-                signed.expect("a signature");
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(padding, &random, message, &mut signature).expect("a signature");
                 signature
             }
             Key::Ec(key) => key.sign(&random, message).expect("a signature").as_ref().to_vec(),
@@ -115,16 +129,21 @@ impl Signer {
         }
     }
 
-    /// `SubjectPublicKeyInfo` in PEM.
     pub(crate) fn public_pem(&self) -> String {
+        pem(&self.public_der())
+    }
+
+    /// As `SubjectPublicKeyInfo`.
+    pub(crate) fn public_der(&self) -> Vec<u8> {
         let (identifier, key): (&[u8], &[u8]) = match &self.key {
             Key::Secret(_) => panic!("a secret is not published"),
             Key::Rsa(key) => (RSA_ENCRYPTION, key.public_key().as_ref()),
+            Key::Ec(key) if self.algorithm == JwtAlgorithm::Es384 => (EC_P384, key.public_key().as_ref()),
             Key::Ec(key) => (EC_P256, key.public_key().as_ref()),
             Key::Ed(key) => (ED25519, key.public_key().as_ref()),
         };
         let bits = der(0x03, &[&[0], key].concat());
-        pem(&der(0x30, &[der(0x30, identifier), bits].concat()))
+        der(0x30, &[der(0x30, identifier), bits].concat())
     }
 
     pub(crate) fn jwk(&self, kid: &str) -> Value {
@@ -136,8 +155,10 @@ impl Signer {
                 json!({ "kty": "RSA", "kid": kid, "n": text(&public.n), "e": text(&public.e) })
             }
             Key::Ec(key) => {
-                let (x, y) = key.public_key().as_ref()[1..].split_at(32);
-                json!({ "kty": "EC", "kid": kid, "crv": "P-256", "x": text(x), "y": text(y) })
+                let point = &key.public_key().as_ref()[1..];
+                let (x, y) = point.split_at(point.len() / 2);
+                let curve = if self.algorithm == JwtAlgorithm::Es384 { "P-384" } else { "P-256" };
+                json!({ "kty": "EC", "kid": kid, "crv": curve, "x": text(x), "y": text(y) })
             }
             Key::Ed(key) => {
                 json!({ "kty": "OKP", "kid": kid, "crv": "Ed25519", "x": text(key.public_key().as_ref()) })
@@ -155,6 +176,7 @@ pub(crate) fn encode(part: &Value) -> String {
 const RSA_ENCRYPTION: &[u8] = &[0x06, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1, 0x05, 0];
 const EC_P256: &[u8] =
     &[0x06, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1, 0x06, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7];
+const EC_P384: &[u8] = &[0x06, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1, 0x06, 5, 0x2b, 0x81, 4, 0, 0x22];
 const ED25519: &[u8] = &[0x06, 3, 0x2b, 0x65, 0x70];
 
 fn der(tag: u8, content: &[u8]) -> Vec<u8> {
@@ -169,6 +191,12 @@ pub(crate) fn pem(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let lines: Vec<_> = text.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
     format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", lines.join("\n"))
+}
+
+fn ec_key(algorithm: &'static EcdsaSigningAlgorithm) -> EcdsaKeyPair {
+    let random = SystemRandom::new();
+    let made = EcdsaKeyPair::generate_pkcs8(algorithm, &random).expect("a key");
+    EcdsaKeyPair::from_pkcs8(algorithm, made.as_ref(), &random).expect("a key")
 }
 
 /// ring makes no RSA keys: they are made here, two of them, once.
