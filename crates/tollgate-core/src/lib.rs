@@ -20,6 +20,7 @@ extern crate alloc;
 
 pub mod algorithm;
 mod breaker;
+mod calendar;
 mod decision;
 pub mod lease;
 mod limit;
@@ -28,9 +29,11 @@ mod rate;
 mod time;
 
 pub use algorithm::{
-    Algorithm, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter, SlidingLog, TokenBucket,
+    Algorithm, CalendarQuota, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter,
+    SlidingLog, TokenBucket,
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
+pub use calendar::{Calendar, CalendarError, Cycle, Period, Weekday};
 pub use decision::{Ask, Decision, Outcome, Standing};
 pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
 pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};

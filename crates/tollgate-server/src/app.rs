@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tollgate::{Clock, Engine, Guard, LeaseStats, MemoryEngine, RedisConfig, RedisEngine};
 
 use crate::access::Access;
-use crate::config::{Config, Serving, Store};
+use crate::config::{Config, PolicyContext, Serving, Store};
 use crate::doors::actuator::Actuator;
 use crate::doors::admin::Admin;
 use crate::doors::rest::Rest;
@@ -28,6 +28,7 @@ pub struct App {
     /// For whoever runs the service, where the API can be reached from outside.
     admin: Option<TcpListener>,
     engine: Engine,
+    clock: Clock,
 }
 
 /// For what is owed to the store, when the service stops.
@@ -47,8 +48,8 @@ impl App {
             true => None,
             false => Some(listen(config.admin_listen, "admin.listen").await?),
         };
-        let engine = engine(&config, clock).await?;
-        Ok(Self { config, listener, admin, engine })
+        let engine = engine(&config, clock.clone()).await?;
+        Ok(Self { config, listener, admin, engine, clock })
     }
 
     /// Where the API listens.
@@ -63,7 +64,7 @@ impl App {
 
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let Self { config, listener, admin, engine } = self;
+        let Self { config, listener, admin, engine, clock } = self;
         let hangups = hangups()?;
         let tasks = TaskTracker::new();
         if let Engine::Memory(engine) = &engine {
@@ -82,8 +83,9 @@ impl App {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
         let local_only = admin.is_none();
-        let ipv6_prefix = config.client_address.ipv6_prefix;
-        let policy = LivePolicy::new(&engine, Arc::clone(&metrics), config.policy, ipv6_prefix)?;
+        let identity = config.identity;
+        let context = PolicyContext::new(config.client_address.ipv6_prefix, Arc::clone(&identity));
+        let policy = LivePolicy::new(&engine, Arc::clone(&metrics), config.policy, context)?;
         let policy = Arc::new(policy);
         // Before anybody is let in: what all nodes go by counts from the first request on.
         policy.hear().await;
@@ -92,10 +94,17 @@ impl App {
         let actuator =
             Actuator::new(Arc::clone(&metrics), engine.clone(), store, Arc::clone(&policy), stop.clone());
         let body_timeout = config.server.body_timeout;
-        let inside = Arc::new(Admin { actuator, policy: Arc::clone(&policy), body_timeout });
+        let inside = Arc::new(Admin {
+            actuator,
+            policy: Arc::clone(&policy),
+            identity: Arc::clone(&identity),
+            body_timeout,
+        });
         let rest = Arc::new(Rest {
             limiters,
             policy,
+            identity,
+            clock,
             access: Access::new(local_only, config.token_digests, config.trusted_callers),
             client_address: config.client_address,
             body_timeout,

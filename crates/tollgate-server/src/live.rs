@@ -13,7 +13,7 @@ use tollgate::{
     AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError, TooManyLimits,
 };
 
-use crate::config::{CheckedPolicy, ConfigErrors, PolicyConfig, load_policy, read_policy};
+use crate::config::{CheckedPolicy, ConfigErrors, PolicyConfig, PolicyContext, load_policy, read_policy};
 use crate::metrics::{RuleAnswers, SharedMetrics};
 
 /// The policy in force. Requests see it whole: the old one or the new one.
@@ -22,7 +22,7 @@ pub(crate) struct LivePolicy {
     current: ArcSwap<Loaded>,
     /// The policy that this node was started with, and its file.
     own: Mutex<PolicyConfig>,
-    ipv6_prefix: u8,
+    context: PolicyContext,
     /// Changes come one after another.
     changing: Mutex<Known>,
     assigned: RwLock<HashMap<(String, String), Arc<str>>>,
@@ -77,7 +77,7 @@ impl LivePolicy {
         engine: &Engine,
         metrics: SharedMetrics,
         own: PolicyConfig,
-        ipv6_prefix: u8,
+        context: PolicyContext,
     ) -> Result<Self, TooManyLimits> {
         let checked = &own.checked;
         let limiter = PolicyLimiter::new(engine, checked.policy.clone(), &checked.settings)?;
@@ -90,7 +90,7 @@ impl LivePolicy {
             metrics,
             current: ArcSwap::from_pointee(loaded),
             own: Mutex::new(own),
-            ipv6_prefix,
+            context,
             changing: Mutex::default(),
             assigned: RwLock::default(),
             assigned_count: AtomicU64::new(0),
@@ -110,7 +110,7 @@ impl LivePolicy {
 
     /// Looks a policy over without putting it in force.
     pub(crate) fn check(&self, name: &str, text: &str) -> Result<CheckedPolicy, ConfigErrors> {
-        read_policy(name, text, self.ipv6_prefix)
+        read_policy(name, text, &self.context)
     }
 
     /// Reads the policy's file again. A file with mistakes changes nothing.
@@ -125,7 +125,7 @@ impl LivePolicy {
     fn read_again(&self, known: &Known) -> Result<Arc<Loaded>, NotChanged> {
         let mut own = self.own.lock();
         if let Some(path) = own.file.clone() {
-            own.checked = load_policy(&path, self.ipv6_prefix)?;
+            own.checked = load_policy(&path, &self.context)?;
         }
         if known.is_pushed {
             return Err(NotChanged::Pushed);

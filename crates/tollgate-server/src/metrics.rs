@@ -14,6 +14,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use tollgate::rules::Role;
+
+use crate::identity::Unverified;
 use tollgate::{
     AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, ServerStatus,
     StoreError, Verdict,
@@ -52,6 +54,11 @@ struct RequestLabels {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct ReadLabels {
     result: &'static str,
 }
@@ -84,6 +91,8 @@ pub(crate) struct Metrics {
     /// By basis, then denied or allowed.
     requests: Vec<[Answers; 2]>,
     unknown_tiers: Counter,
+    /// By [`Unverified`].
+    unverified: Vec<Counter>,
     policy: Family<VersionLabels, Gauge>,
     policy_since: Gauge,
     /// Refused, or put in force.
@@ -149,6 +158,16 @@ impl Metrics {
         let unknown_tiers = Counter::default();
         let help = "Requests with a tier that the policy does not know";
         registry.register("tollgate_unknown_tiers", help, unknown_tiers.clone());
+        let family = Family::<ReasonLabels, Counter>::default();
+        registry.register(
+            "tollgate_tokens_unverified",
+            "Tokens that were not believed, by reason",
+            family.clone(),
+        );
+        let unverified = Unverified::ALL
+            .iter()
+            .map(|why| family.get_or_create(&ReasonLabels { reason: why.as_str() }).clone())
+            .collect();
         let policy = Family::<VersionLabels, Gauge>::default();
         registry.register("tollgate_policy", "The policy in force, by version", policy.clone());
         let policy_since = Gauge::default();
@@ -175,6 +194,7 @@ impl Metrics {
             rules,
             requests: judged.into(),
             unknown_tiers,
+            unverified,
             policy,
             policy_since,
             policy_reads,
@@ -208,6 +228,14 @@ impl Metrics {
         answers.seconds.observe(took.as_secs_f64());
         if verdict.selection.unknown_tier {
             self.unknown_tiers.inc();
+        }
+    }
+
+    /// A token was not believed.
+    pub(crate) fn unverified(&self, why: Unverified) {
+        let number = Unverified::ALL.iter().position(|known| *known == why);
+        if let Some(counter) = number.and_then(|number| self.unverified.get(number)) {
+            counter.inc();
         }
     }
 

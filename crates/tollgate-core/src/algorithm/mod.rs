@@ -10,6 +10,7 @@
 //! - A promised wait is exact: refused one microsecond before, admitted at it.
 //! - `wait` is cut to one horizon (time to full, or the window): nobody reserves further ahead.
 
+mod calendar_quota;
 mod fixed_window;
 mod interval_bucket;
 mod leaky_bucket;
@@ -18,6 +19,7 @@ mod sliding_counter;
 mod sliding_log;
 mod token_bucket;
 
+pub use calendar_quota::{CalendarQuota, CalendarState};
 pub use fixed_window::{FixedWindow, WindowState};
 pub use interval_bucket::{IntervalBucket, IntervalState};
 pub use leaky_bucket::{LeakyBucket, LeakyMode};

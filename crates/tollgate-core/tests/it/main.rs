@@ -3,9 +3,11 @@
 
 mod accuracy; // how far the sliding counter is from the exact log
 mod breaker; // when a failing server is asked again
+mod calendar; // days, weeks and months of time zones
 mod holding; // what a node does with what it has borrowed
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
 mod policy; // which limits a request is checked against
+mod quota; // so many per day, week or month
 mod vectors; // the published steps of each algorithm
 mod worked; // the numbers of the specification and the known traps

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
 
 use super::print;
-use crate::config::{self, CheckedPolicy};
+use crate::config::{self, CheckedPolicy, PolicyContext};
 use crate::import::{Dialect, import};
 
 #[derive(Subcommand)]
@@ -41,9 +41,6 @@ pub(super) enum PolicyCommand {
     /// Print the JSON Schema of a policy, for editors and for reading.
     Schema,
 }
-
-/// As the service has it by default: an address of IPv6 stands for its network of 64 bits.
-const IPV6_PREFIX: u8 = 64;
 
 impl PolicyCommand {
     pub(super) fn run(self) -> Result<ExitCode> {
@@ -85,5 +82,5 @@ impl PolicyCommand {
 }
 
 fn load(file: &Path) -> Result<CheckedPolicy> {
-    Ok(config::load_policy(file, IPV6_PREFIX)?)
+    Ok(config::load_policy(file, &PolicyContext::default())?)
 }

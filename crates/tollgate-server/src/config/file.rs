@@ -8,6 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use tollgate::{Rate, Share};
 
+use super::identity::Identity;
 use super::limits::Defaults;
 use super::policy::file::PolicyFile;
 use super::text::{DurationText, ListenText, NetworkText, RateText, ShareText};
@@ -27,6 +28,7 @@ pub(super) struct ConfigFile {
     pub redis: Redis,
     pub guard: Guard,
     pub api: Api,
+    pub identity: Identity,
     /// Which limits `/api/v1/check` decides by: written here, or the path of a file with it, which is read again when it changes.
     pub policy: PolicySource,
     pub client_address: Address,
@@ -44,6 +46,7 @@ impl Default for ConfigFile {
             redis: Redis::default(),
             guard: Guard::default(),
             api: Api::default(),
+            identity: Identity::default(),
             policy: PolicySource::default(),
             client_address: Address::default(),
             server: Server::default(),

@@ -5,6 +5,7 @@
 
 mod file;
 mod guard;
+mod identity;
 mod layers;
 mod limits;
 mod policy;
@@ -15,6 +16,7 @@ mod tree;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -24,9 +26,10 @@ use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
-pub use self::policy::{CheckedPolicy, diff};
+pub use self::policy::{CheckedPolicy, PolicyContext, diff};
 use self::text::NetworkText;
 pub use self::tree::Position;
+use crate::identity::IdentityConfig;
 
 /// Everything the service is built from.
 #[derive(Clone, Debug)]
@@ -43,6 +46,8 @@ pub struct Config {
     pub limits: Vec<(Limit, LimitSettings)>,
     /// Which limits requests are checked against.
     pub policy: PolicyConfig,
+    /// How callers are identified.
+    pub(crate) identity: Arc<IdentityConfig>,
     /// The status of a check that is refused because the store does not decide.
     pub closed_status: u16,
     /// SHA-256 of the tokens that callers may show.
@@ -193,9 +198,16 @@ pub fn load(
     for (field, flag, value) in flags {
         layers.set(field, flag, &value);
     }
-    let (file, mut errors, removed) = layers.read();
-    let policy = policy_of(&file, &layers, path, &mut errors);
-    let config = validate(&file, policy, &mut |field, why| errors.push(layers.error(field, &removed, why)));
+    let (file, mut errors, removed) = layers.read::<ConfigFile>();
+    let mut mistakes = Vec::new();
+    let identity =
+        identity::validate(&file.identity, &mut |field, why| mistakes.push((field.to_owned(), why)));
+    let identity = Arc::new(identity);
+    let context = PolicyContext::new(file.client_address.ipv6_prefix, Arc::clone(&identity));
+    let policy = policy_of(&file, &layers, path, &context, &mut errors);
+    let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
+    mistakes.into_iter().for_each(|(field, why)| report(&field, why));
+    let config = validate(&file, policy, identity, &mut report);
     errors.sort_by_key(|error| error.position);
     if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
 }
@@ -216,21 +228,21 @@ fn policy_of(
     file: &ConfigFile,
     layers: &Layers,
     config_path: Option<&Path>,
+    context: &PolicyContext,
     errors: &mut Vec<ConfigError>,
 ) -> PolicyConfig {
-    let ipv6_prefix = file.client_address.ipv6_prefix;
     match &file.policy.0 {
         serde_json::Value::String(name) => {
             let beside = config_path.and_then(Path::parent).filter(|_| !layers.is_set_outside("policy"));
             let path = beside.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
-            let checked = load_policy(&path, ipv6_prefix).unwrap_or_else(|mistakes| {
+            let checked = load_policy(&path, context).unwrap_or_else(|mistakes| {
                 errors.extend(mistakes.0);
-                CheckedPolicy::empty(ipv6_prefix)
+                CheckedPolicy::empty(context)
             });
             PolicyConfig { file: Some(path), checked }
         }
         value => {
-            let (checked, mistakes) = check_policy(&layers.part("policy", value.clone()), ipv6_prefix);
+            let (checked, mistakes) = check_policy(&layers.part("policy", value.clone()), context);
             errors.extend(mistakes);
             PolicyConfig { file: None, checked }
         }
@@ -259,29 +271,34 @@ pub fn policy_schema() -> serde_json::Value {
 }
 
 /// Reads the file of a policy.
-pub fn load_policy(path: &Path, ipv6_prefix: u8) -> Result<CheckedPolicy, ConfigErrors> {
-    read_policy(&path.display().to_string(), &read_file(path)?, ipv6_prefix)
+pub fn load_policy(path: &Path, context: &PolicyContext) -> Result<CheckedPolicy, ConfigErrors> {
+    read_policy(&path.display().to_string(), &read_file(path)?, context)
 }
 
 /// Reads a policy. `name` stands for it in what is said of mistakes.
-pub fn read_policy(name: &str, text: &str, ipv6_prefix: u8) -> Result<CheckedPolicy, ConfigErrors> {
+pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<CheckedPolicy, ConfigErrors> {
     let mut layers = Layers::default();
     layers.file(name, text);
-    let (checked, mut errors) = check_policy(&layers, ipv6_prefix);
+    let (checked, mut errors) = check_policy(&layers, context);
     errors.sort_by_key(|error| error.position);
     if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors(errors)) }
 }
 
-fn check_policy(layers: &Layers, ipv6_prefix: u8) -> (CheckedPolicy, Vec<ConfigError>) {
+fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec<ConfigError>) {
     let (file, mut errors, removed) = layers.read();
     let version = policy::version(layers.value());
     let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
-    let checked = policy::validate(&file, version, ipv6_prefix, &mut report);
+    let checked = policy::validate(&file, version, context, &mut report);
     (checked, errors)
 }
 
 /// From what was written to what it means. Mistakes are reported and replaced by what keeps the others visible.
-fn validate(file: &ConfigFile, policy: PolicyConfig, report: &mut dyn FnMut(&str, String)) -> Config {
+fn validate(
+    file: &ConfigFile,
+    policy: PolicyConfig,
+    identity: Arc<IdentityConfig>,
+    report: &mut dyn FnMut(&str, String),
+) -> Config {
     if !file.admin.listen.0.ip().is_loopback() {
         report("admin.listen", "must be a loopback address: the actuator has no authentication".to_owned());
     }
@@ -340,6 +357,7 @@ fn validate(file: &ConfigFile, policy: PolicyConfig, report: &mut dyn FnMut(&str
         guard: guard::validate(&file.guard, report),
         limits: limits::validate(&file.api, report),
         policy,
+        identity,
         closed_status: file.api.closed_status,
         token_digests,
         trusted_callers: networks(&file.api.trusted_callers),

@@ -18,7 +18,7 @@ use super::body;
 use super::problem::Problem;
 use super::rest::answer::json_response;
 use crate::config::{CheckedPolicy, ConfigErrors};
-use crate::identity::api_key_id;
+use crate::identity::IdentityConfig;
 use crate::live::{LivePolicy, Loaded, NotChanged};
 use crate::serve::Door;
 
@@ -33,6 +33,7 @@ const MEMBER_BYTES_MAX: usize = 256;
 pub(crate) struct Admin {
     pub(crate) actuator: Actuator,
     pub(crate) policy: Arc<LivePolicy>,
+    pub(crate) identity: Arc<IdentityConfig>,
     pub(crate) body_timeout: Duration,
 }
 
@@ -120,7 +121,7 @@ impl Admin {
         };
         let member = decoded(member)?;
         let id = match known.member {
-            KeyPart::ApiKey => api_key_id(&member),
+            KeyPart::ApiKey => self.identity.api_key_id(&member).ok_or_else(wrong_member)?,
             _ => member,
         };
         let tier = match *method {
@@ -190,13 +191,15 @@ fn mistakes(why: &ConfigErrors) -> Problem {
 
 /// The name of a member as it stands in a path.
 fn decoded(text: &str) -> Result<String, Problem> {
-    let wrong = || {
-        let why = format!("1 to {MEMBER_BYTES_MAX} bytes without control characters");
-        Problem::parameter("member", why)
-    };
-    let text = percent_encoding::percent_decode_str(text).decode_utf8().map_err(|_| wrong())?;
+    let text = percent_encoding::percent_decode_str(text).decode_utf8().map_err(|_| wrong_member())?;
     if text.is_empty() || text.len() > MEMBER_BYTES_MAX || text.chars().any(char::is_control) {
-        return Err(wrong());
+        return Err(wrong_member());
     }
     Ok(text.into_owned())
+}
+
+fn wrong_member() -> Problem {
+    let why =
+        format!("1 to {MEMBER_BYTES_MAX} bytes without control characters; an API key is of visible ASCII");
+    Problem::parameter("member", why)
 }

@@ -14,7 +14,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::Value;
-use tollgate::{AlgorithmName, Ask, Basis, Limiter, Verdict};
+use tollgate::{AlgorithmName, Ask, Basis, Clock, Limiter, Verdict};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, batch_items, from_json, from_query};
@@ -25,6 +25,7 @@ use super::problem::Problem;
 use crate::access::Access;
 use crate::address::client;
 use crate::config::ClientAddress;
+use crate::identity::IdentityConfig;
 use crate::live::LivePolicy;
 use crate::metrics::SharedMetrics;
 use crate::serve::Door;
@@ -39,6 +40,9 @@ pub(crate) struct Rest {
     /// By algorithm.
     pub(crate) limiters: Vec<Limiter>,
     pub(crate) policy: Arc<LivePolicy>,
+    pub(crate) identity: Arc<IdentityConfig>,
+    /// By which tokens are valid or not.
+    pub(crate) clock: Clock,
     pub(crate) access: Access,
     pub(crate) client_address: ClientAddress,
     pub(crate) body_timeout: Duration,

@@ -331,3 +331,120 @@ fn what_is_malformed_is_named() {
     }
     assert_eq!(server.get("/api/v1/check").status, 405);
 }
+
+/// A token as an issuer signs it.
+fn token(secret: &str, claims: &Value) -> String {
+    use base64::Engine;
+    let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+    let signed =
+        format!("{}.{}", encode(br#"{"alg":"HS256","typ":"JWT"}"#), encode(claims.to_string().as_bytes()));
+    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret.as_bytes());
+    format!("{signed}.{}", encode(ring::hmac::sign(&key, signed.as_bytes()).as_ref()))
+}
+
+#[test]
+fn a_user_is_who_a_verified_token_says() {
+    let secret = "a secret of thirty-two characters";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), secret).unwrap();
+    let policy = "tiers: { free: 10/min, pro: 100/min }\nrules:\n  - { name: plan, key: identity, tier: from_request }\n";
+    let yaml = format!(
+        "policy:\n{}identity:\n  jwt: {{ algorithms: [HS256], secret_file: {}, issuer: id, audience: api, tier_claim: plan }}\n  api_key: {{}}\n",
+        indented(policy),
+        file.path().display()
+    );
+    let server =
+        if module_path!().ends_with("redis") { Server::on_redis(&yaml) } else { Server::with(&yaml) };
+    let ask = |headers: Value| {
+        let request = json!({ "ip": "192.0.2.1", "headers": headers });
+        let answer = check(&server, &request).json();
+        let limit = answer["limits"][0].clone();
+        (limit["key"].as_str().unwrap().to_owned(), limit["limit"].clone(), answer["unverifiedToken"].clone())
+    };
+    let claims = json!({ "iss": "id", "aud": "api", "sub": "alice", "plan": "pro", "exp": NOW_SECS + 60 });
+    let bearer = |secret: &str, claims: &Value| json!({ "Authorization": format!("Bearer {}", token(secret, claims)) });
+    assert_eq!(ask(bearer(secret, &claims)), ("user:alice".to_owned(), json!(100), Value::Null));
+    // Whoever cannot show it is somebody at an address, in the smallest tier.
+    let nobody = |why: &str| ("ip:192.0.2.1".to_owned(), json!(10), json!(why));
+    assert_eq!(ask(bearer("another secret of as many characters", &claims)), nobody("signature"));
+    let expired = json!({ "iss": "id", "aud": "api", "sub": "alice", "plan": "pro", "exp": NOW_SECS - 60 });
+    assert_eq!(ask(bearer(secret, &expired)), nobody("expired"));
+    let (key, limit, _) = ask(json!({ "X-API-Key": "abc" }));
+    assert_eq!((key.as_str(), limit), ("api_key:ba7816bf8f01cfea414140de5dae2223", json!(10)));
+    let metrics = server.get("/actuator/prometheus").body;
+    let counted =
+        "tollgate_tokens_unverified_total{reason=\"expired\",application=\"distributed-rate-limiter\"} 1";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
+fn families_of_tiers_have_the_numbers_of_the_specification() {
+    let server = with(
+        "families:
+  users: { tiers: { free: 10/min, premium: 100/min }, members: { paying: premium } }
+  api_keys: { of: api_key, tiers: { basic: 1000/min, standard: 10000/min, unlimited: unlimited }, default: basic, members: { big-key: standard, ours: unlimited } }
+  hourly: { tiers: { small: 60/h burst 10, middle: 10000/h burst 500, large: 1000000/h burst 10000 } }
+rules:
+  - { name: of-user, key: user, tier: from_request, family: users }
+  - { name: of-key, key: api_key, tier: from_request, family: api_keys }
+  - { name: by-hour, match: { path: /hourly }, key: user, tier: from_request, family: hourly }
+",
+    );
+    let limits = |request: Value| -> Vec<u64> {
+        let answer = check(&server, &request).json();
+        answer["limits"].as_array().unwrap().iter().map(|limit| limit["limit"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(limits(json!({ "user": "a" })), [10]);
+    assert_eq!(limits(json!({ "user": "paying" })), [100]);
+    assert_eq!(limits(json!({ "apiKey": "any" })), [1_000]);
+    assert_eq!(limits(json!({ "apiKey": "big-key" })), [10_000]);
+    assert_eq!(limits(json!({ "apiKey": "ours" })), [], "unlimited");
+    for (tier, burst) in [("small", 10), ("middle", 500), ("large", 10_000)] {
+        assert_eq!(limits(json!({ "user": tier, "tier": tier, "path": "/hourly" })), [10, burst], "{tier}");
+    }
+    let hourly = json!({ "user": "hour", "path": "/hourly" });
+    assert_eq!(allowed_of(&server, 12, &hourly), 10);
+    server.clock.advance(Micros::from_secs(60));
+    assert_eq!(allowed_of(&server, 3, &hourly), 1, "60 an hour are one a minute");
+}
+
+#[test]
+fn shadows_and_candidates_are_counted_and_never_enforced() {
+    let server = with(
+        "rules:
+  - { name: real, key: user, limit: 4/min, candidate: 2/min }
+  - { name: dark, key: user, limit: 1/min, mode: shadow }
+",
+    );
+    let ask = || check(&server, &json!({ "user": "alice" })).json();
+    let seen: Vec<_> = (0..5)
+        .map(|_| {
+            let answer = ask();
+            let limits = answer["limits"].as_array().unwrap().iter();
+            let bases: Vec<_> = limits.map(|it| (it["basis"].clone(), it["allowed"].clone())).collect();
+            (answer["allowed"].clone(), bases)
+        })
+        .collect();
+    let row = |allowed: bool, real: bool, candidate: bool, dark: bool| {
+        let bases = vec![
+            (json!("exact"), json!(real)),
+            (json!("shadow"), json!(candidate)),
+            (json!("shadow"), json!(dark)),
+        ];
+        (json!(allowed), bases)
+    };
+    assert_eq!(seen[0], row(true, true, true, true));
+    assert_eq!(seen[1], row(true, true, true, false));
+    assert_eq!(seen[2], row(true, true, false, false));
+    assert_eq!(seen[3], row(true, true, false, false));
+    assert!(!seen[4].0.as_bool().unwrap());
+    let metrics = server.get("/actuator/prometheus").body;
+    for (rule, role, allowed, count) in
+        [("real", "enforced", "true", 4), ("real", "candidate", "false", 3), ("dark", "shadow", "false", 4)]
+    {
+        let line = format!(
+            "tollgate_rule_checks_total{{rule=\"{rule}\",role=\"{role}\",allowed=\"{allowed}\",application=\"distributed-rate-limiter\"}} {count}"
+        );
+        assert!(metrics.contains(&line), "{line}\n{metrics}");
+    }
+}

@@ -168,7 +168,7 @@ pub(in crate::config) struct FamilyFields {
     pub default: Option<String>,
     /// Whose tiers they are.
     pub of: FamilyOf,
-    /// Those whose tier is settled here. API keys are written as `sha256:` and their digest, or as they are.
+    /// Those whose tier is settled here. An API key is written as it is, or as `id:` and the identifier that answers show.
     pub members: BTreeMap<String, String>,
 }
 

@@ -7,6 +7,7 @@ use tollgate::rules::{
 use super::Report;
 use super::file::MatchFields;
 use super::text::Many;
+use crate::identity;
 
 /// The conditions that fields stand for. What can never hold is a mistake.
 pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, report: Report<'_>) -> Match {
@@ -90,12 +91,24 @@ fn item<T>(at: &str, field: &str, many: &Many<T>, number: usize) -> String {
 }
 
 /// The keys that texts stand for.
-pub(super) fn keys(texts: &[String], matching: &Match, at: &str, report: Report<'_>) -> KeySpec {
+pub(super) fn keys(
+    texts: &[String],
+    matching: &Match,
+    identity: &[identity::Source],
+    at: &str,
+    report: Report<'_>,
+) -> KeySpec {
     let mut keys = Vec::new();
     for (number, text) in texts.iter().enumerate() {
         let field = if texts.len() == 1 { at.to_owned() } else { format!("{at}.{number}") };
         if text == "identity" {
-            keys.extend([vec![KeyPart::User], vec![KeyPart::ApiKey], vec![KeyPart::Ip]]);
+            keys.extend(identity.iter().map(|source| {
+                vec![match source {
+                    identity::Source::Jwt => KeyPart::User,
+                    identity::Source::ApiKey => KeyPart::ApiKey,
+                    identity::Source::Ip => KeyPart::Ip,
+                }]
+            }));
             continue;
         }
         let mut parts = Vec::new();

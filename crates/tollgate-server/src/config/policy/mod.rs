@@ -7,6 +7,7 @@ mod matching;
 pub(super) mod text;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -21,6 +22,7 @@ use self::file::{Apply, Exclusion, FamilyOf, Mode, PolicyFile, RuleFields};
 use self::limit::{Defaults, make, part_of, settings};
 use self::matching::{keys, matching};
 use self::text::{FactorText, LimitItem, Many};
+use crate::identity::IdentityConfig;
 
 /// A policy, and how each of its limits is kept in a store.
 #[derive(Clone, Debug)]
@@ -39,9 +41,30 @@ pub struct CheckedPolicy {
 
 impl CheckedPolicy {
     /// One without rules: every address has the default limit.
-    pub(super) fn empty(ipv6_prefix: u8) -> Self {
+    pub(super) fn empty(context: &PolicyContext) -> Self {
         let version = version(&serde_json::Value::Null);
-        validate(&PolicyFile::default(), version, ipv6_prefix, &mut |_, _| ())
+        validate(&PolicyFile::default(), version, context, &mut |_, _| ())
+    }
+}
+
+/// What a policy is read with: settings that do not change while the service runs.
+#[derive(Clone, Debug)]
+pub struct PolicyContext {
+    ipv6_prefix: u8,
+    identity: Arc<IdentityConfig>,
+}
+
+impl PolicyContext {
+    pub(crate) fn new(ipv6_prefix: u8, identity: Arc<IdentityConfig>) -> Self {
+        Self { ipv6_prefix, identity }
+    }
+}
+
+impl Default for PolicyContext {
+    /// As the service has it by default.
+    fn default() -> Self {
+        let identity = super::identity::validate(&super::identity::Identity::default(), &mut |_, _| ());
+        Self::new(64, Arc::new(identity))
     }
 }
 
@@ -88,11 +111,16 @@ type Report<'a> = &'a mut dyn FnMut(&str, String);
 pub(super) fn validate(
     file: &PolicyFile,
     version: String,
-    ipv6_prefix: u8,
+    context: &PolicyContext,
     report: Report<'_>,
 ) -> CheckedPolicy {
     let mut building = Building {
-        parts: PolicyParts { ipv6_prefix, first_match: file.apply == Apply::First, ..PolicyParts::default() },
+        parts: PolicyParts {
+            ipv6_prefix: context.ipv6_prefix,
+            first_match: file.apply == Apply::First,
+            ..PolicyParts::default()
+        },
+        context,
         settings: Vec::new(),
         remarks: Vec::new(),
         tiers: Vec::new(),
@@ -111,6 +139,7 @@ pub(super) fn validate(
 
 struct Building<'a> {
     file: &'a PolicyFile,
+    context: &'a PolicyContext,
     report: Report<'a>,
     parts: PolicyParts,
     settings: Vec<LimitSettings>,
@@ -209,7 +238,14 @@ impl<'a> Building<'a> {
         for (member, tier) in members {
             match number(tier) {
                 Some(tier) => {
-                    listed.insert(member.as_str().into(), tier);
+                    let id = match of {
+                        FamilyOf::User => Some(member.clone()),
+                        FamilyOf::ApiKey => self.context.identity.api_key_id(member),
+                    };
+                    match id {
+                        Some(id) => drop(listed.insert(id.into(), tier)),
+                        None => self.wrong(&format!("{at_members}.{member}"), "can never be an API key"),
+                    }
                 }
                 None => {
                     let why = format!("no such tier: {tier}; there are {}", known());
@@ -296,7 +332,8 @@ impl<'a> Building<'a> {
 
     fn rule(&mut self, at: &str, fields: &RuleFields) -> Rule {
         let matching = self.matching(&format!("{at}.match"), &fields.r#match);
-        let key = keys(&fields.key.0, &matching, &format!("{at}.key"), self.report);
+        let key =
+            keys(&fields.key.0, &matching, &self.context.identity.order, &format!("{at}.key"), self.report);
         if fields.key.0.is_empty() && !fields.unlimited {
             self.wrong(&format!("{at}.key"), "what does it count by? For example `key: [ip]`");
         }

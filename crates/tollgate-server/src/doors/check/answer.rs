@@ -9,11 +9,16 @@ use tollgate::rules::{Descriptors, Limits, Refusal, Role, RuleCheck, RuleLimits}
 use tollgate::{Limit, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
 
 use crate::doors::rest::answer::{Standing, X_TOLLGATE_BASIS, json_response, standing_headers};
+use crate::identity::Unverified;
 use crate::live::Loaded;
 
 /// 200, 429, or the status that a rule refuses with.
-pub(in crate::doors) fn verdict_response(policy: &Loaded, verdict: &PolicyVerdict) -> Response<Full<Bytes>> {
-    let mut response = json_response(body(policy, verdict).to_string().into_bytes());
+pub(in crate::doors) fn verdict_response(
+    policy: &Loaded,
+    verdict: &PolicyVerdict,
+    unverified: Option<Unverified>,
+) -> Response<Full<Bytes>> {
+    let mut response = json_response(body(policy, verdict, unverified).to_string().into_bytes());
     *response.status_mut() = match verdict.outcome() {
         PolicyOutcome::Admitted { .. } => StatusCode::OK,
         PolicyOutcome::Denied { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -46,7 +51,7 @@ pub(in crate::doors) fn verdict_response(policy: &Loaded, verdict: &PolicyVerdic
 }
 
 /// The verdict, field for field.
-pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict) -> Value {
+pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, unverified: Option<Unverified>) -> Value {
     let mut body = Map::new();
     let outcome = verdict.outcome();
     body.insert("allowed".into(), json!(verdict.is_admitted()));
@@ -84,6 +89,9 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict) -> Value {
     let checks = verdict.selection.checks.iter().zip(&verdict.verdicts);
     let limits: Vec<_> = checks.map(|(check, it)| Value::Object(limit(policy, verdict, check, it))).collect();
     body.insert("limits".into(), json!(limits));
+    if let Some(why) = unverified {
+        body.insert("unverifiedToken".into(), json!(why.as_str()));
+    }
     Value::Object(body)
 }
 
@@ -116,9 +124,10 @@ pub(in crate::doors) fn explanation(
     policy: &Loaded,
     request: &Descriptors<'_>,
     verdict: &PolicyVerdict,
+    unverified: Option<Unverified>,
 ) -> Value {
     let rules = policy.limiter.policy();
-    let mut explained = body(policy, verdict);
+    let mut explained = body(policy, verdict, unverified);
     let selection = &verdict.selection;
     let name = |number: usize| rules.rule(number).map(|rule| &rule.name);
     let matched = selection.matched.iter().map(|number| {

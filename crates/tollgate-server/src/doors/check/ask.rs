@@ -1,5 +1,6 @@
 //! A request as its caller describes it.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::StatusCode;
@@ -8,7 +9,7 @@ use tollgate::rules::Descriptors;
 
 use crate::address::canonical;
 use crate::doors::problem::Problem;
-use crate::identity::api_key_id;
+use crate::identity::{Identified, IdentityConfig, Unverified, identify};
 
 /// The names that a description takes.
 const NAMES: &str = "ip, user, apiKey, tier, method, host, path, headers, query, attributes, permits";
@@ -22,9 +23,9 @@ const PERMITS_MAX: u64 = 1 << 50;
 pub(in crate::doors) struct Asked<'a> {
     /// Nothing: the caller's own address. `null`: none.
     ip: Option<Option<IpAddr>>,
-    user: Option<&'a str>,
+    user: Option<Cow<'a, str>>,
     api_key: Option<String>,
-    tier: Option<&'a str>,
+    tier: Option<Cow<'a, str>>,
     method: &'a str,
     host: String,
     path: &'a str,
@@ -32,10 +33,16 @@ pub(in crate::doors) struct Asked<'a> {
     query: Vec<(String, &'a str)>,
     attributes: Vec<(String, &'a str)>,
     permits: Option<u64>,
+    /// Why a token is not believed.
+    pub(super) unverified: Option<Unverified>,
 }
 
 impl<'a> Asked<'a> {
-    pub(super) fn from_json(value: &'a Value) -> Result<Self, Problem> {
+    pub(super) fn from_json(
+        value: &'a Value,
+        identity: &IdentityConfig,
+        now_secs: u64,
+    ) -> Result<Self, Problem> {
         let Value::Object(members) = value else {
             let detail = "expected a JSON object such as {\"path\":\"/api/login\",\"method\":\"POST\",\"ip\":\"192.0.2.1\"}";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
@@ -44,9 +51,13 @@ impl<'a> Asked<'a> {
         for (name, value) in members {
             match name.as_str() {
                 "ip" => asked.ip = Some(ip(value)?),
-                "user" => asked.user = Some(text(name, value)?),
-                "apiKey" => asked.api_key = Some(api_key_id(text(name, value)?)),
-                "tier" => asked.tier = Some(text(name, value)?),
+                "user" => asked.user = Some(text(name, value)?.into()),
+                "apiKey" => {
+                    let id = identity.api_key_id(text(name, value)?);
+                    let wrong = || Problem::parameter(name, "must be 1 to 512 characters of visible ASCII");
+                    asked.api_key = Some(id.ok_or_else(wrong)?);
+                }
+                "tier" => asked.tier = Some(text(name, value)?.into()),
                 "method" => asked.method = text(name, value)?,
                 "host" => asked.host = host(text(name, value)?),
                 "path" => asked.path = path(text(name, value)?)?,
@@ -71,6 +82,14 @@ impl<'a> Asked<'a> {
                 }
             }
         }
+        // What the caller says itself comes first. Whoever may say that may vouch for headers, too.
+        let header =
+            |name: &str| asked.headers.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+        let Identified { user, api_key, tier, unverified } = identify(identity, header, true, now_secs);
+        asked.user = asked.user.or(user.map(Cow::Owned));
+        asked.api_key = asked.api_key.or(api_key.map(|id| id.to_string()));
+        asked.tier = asked.tier.or(tier.map(Cow::Owned));
+        asked.unverified = unverified;
         Ok(asked)
     }
 
@@ -78,9 +97,9 @@ impl<'a> Asked<'a> {
     pub(super) fn descriptors(&'a self, address: IpAddr) -> Descriptors<'a> {
         Descriptors {
             ip: self.ip.unwrap_or(Some(address)),
-            user: self.user,
+            user: self.user.as_deref(),
             api_key: self.api_key.as_deref(),
-            tier: self.tier,
+            tier: self.tier.as_deref(),
             method: self.method,
             host: &self.host,
             path: self.path,

@@ -1,0 +1,219 @@
+//! A count for each day, week or month of a time zone: what plans are sold by.
+
+use core::num::NonZeroU64;
+
+use super::{Algorithm, accepted_wait, admit_by};
+use crate::calendar::{Calendar, Period};
+use crate::decision::{Ask, Outcome, Standing};
+use crate::limit::LimitError;
+use crate::rate::UNITS_MAX;
+use crate::time::{Micros, Timestamp};
+
+/// At most `limit` permits in each period of a calendar.
+///
+/// Whoever waits is promised permits of the next period, and of no later one. Within a period the zone's rules are not
+/// looked at: its end is all that a state remembers of it.
+///
+/// ```
+/// use tollgate_core::{Algorithm, Ask, Calendar, CalendarQuota, Timestamp};
+///
+/// let from_the_15th = Calendar::parse("Asia/Seoul", "month", Some("15")).unwrap();
+/// let quota = CalendarQuota::new(10_000, from_the_15th).unwrap();
+/// let now = Timestamp::from_micros(1_794_819_600_000_000); // 2026-11-16, 18:00 in Seoul
+/// let mut state = quota.fresh(now);
+/// assert!(quota.decide(&mut state, now, Ask::of(9_000)).is_admitted());
+/// assert_eq!(quota.standing(&state, now).remaining, 1_000);
+/// assert_eq!(quota.standing(&state, now).reset.as_secs_ceil(), (28 * 24 + 6) * 3_600); // 2026-12-15, midnight
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CalendarQuota {
+    limit: NonZeroU64,
+    calendar: &'static Calendar,
+}
+
+/// A period and what was taken in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CalendarState {
+    /// The end of the period, in microseconds since the epoch; 0 before the first use.
+    pub end: i64,
+    /// Permits taken, at most twice the limit; those beyond the limit are promised to, or owed by, the next period.
+    pub count: i64,
+}
+
+impl CalendarQuota {
+    /// `limit` permits in each period of `calendar`.
+    pub fn new(limit: u64, calendar: Calendar) -> Result<Self, LimitError> {
+        let limit = NonZeroU64::new(limit).ok_or(LimitError::Empty)?;
+        if limit.get() > UNITS_MAX {
+            return Err(LimitError::TooLarge { max: UNITS_MAX });
+        }
+        Ok(Self { limit, calendar: calendar.interned() })
+    }
+
+    /// Permits in a period.
+    pub const fn limit(&self) -> u64 {
+        self.limit.get()
+    }
+
+    /// How time is cut into periods.
+    pub const fn calendar(&self) -> &'static Calendar {
+        self.calendar
+    }
+
+    /// No period is longer: nobody waits for more, and a state that is further ahead was written by another clock.
+    pub const fn horizon(&self) -> Micros {
+        self.calendar.longest()
+    }
+
+    /// The period of `since` has nothing left, if it is not over.
+    #[expect(
+        dead_code,
+        reason = "what a failover may have lost is asked through `Limit`, which has no calendar quota yet"
+    )]
+    pub(crate) fn distrust(&self, state: &mut CalendarState, now: Timestamp, since: Timestamp) {
+        let settled = self.settle(*state, now);
+        if settled.end == self.period(since).end.us() {
+            *state = CalendarState { count: settled.count.max(self.most()), ..settled };
+        }
+    }
+
+    /// Until the period ends that is counted in now.
+    #[expect(dead_code, reason = "leases are made through `Limit`, which has no calendar quota yet")]
+    pub(crate) fn until_change(&self, state: &CalendarState, now: Timestamp) -> Micros {
+        Micros::of(self.settle(*state, now).end - now.us())
+    }
+
+    const fn most(&self) -> i64 {
+        self.limit.get() as i64
+    }
+
+    fn period(&self, instant: Timestamp) -> Period {
+        self.calendar.period_at(instant)
+    }
+
+    /// The end of the period that begins at `start`.
+    #[cold]
+    fn end_of_next(&self, start: i64) -> i64 {
+        self.period(Timestamp::at(start)).end.us()
+    }
+
+    /// Exhausted, and of this period, if the clock was set back by more than a horizon; otherwise as it was.
+    ///
+    /// A period that the clock is in ends within one horizon, and one that it was in before it stepped back by another
+    /// ends within two.
+    #[inline]
+    fn redate(&self, state: CalendarState, now: Timestamp) -> CalendarState {
+        if state.end - now.us() <= 2 * self.horizon().us() {
+            return state;
+        }
+        CalendarState { end: self.period(now).end.us(), count: state.count.max(self.most()) }
+    }
+
+    #[inline]
+    fn settle(&self, state: CalendarState, now: Timestamp) -> CalendarState {
+        let state = self.redate(state, now);
+        if now.us() < state.end { state } else { self.turn(state, now) }
+    }
+
+    /// The state after its period has ended.
+    #[cold]
+    fn turn(&self, state: CalendarState, now: Timestamp) -> CalendarState {
+        let Period { start, end } = self.period(now);
+        // The last period of all is cut off where time ends, and does not end.
+        if end.us() <= state.end {
+            return state;
+        }
+        // What was promised is of the period right after the stored one: that ended where this one began, or, if the zone's
+        // rules were changed in between, within it.
+        let promised =
+            if state.end >= start.us() { (state.count - self.most()).clamp(0, self.most()) } else { 0 };
+        CalendarState { end: end.us(), count: promised }
+    }
+}
+
+impl Algorithm for CalendarQuota {
+    type State = CalendarState;
+
+    fn fresh(&self, _: Timestamp) -> CalendarState {
+        CalendarState { end: 0, count: 0 }
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut CalendarState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.limit() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        let (limit, cost) = (self.most(), ask.cost as i64);
+        *state = self.redate(*state, now);
+        let CalendarState { end, count } = self.settle(*state, now);
+        if count + cost <= limit {
+            *state = CalendarState { end, count: count + cost };
+            return Outcome::NOW;
+        }
+        let wait = accepted_wait(ask, self.horizon().us());
+        // A cost is not split over periods: what does not fit into this one goes to the next.
+        let promised = count.max(limit) + cost;
+        // After the last period of all nothing comes.
+        if promised <= 2 * limit && now.us() < end {
+            let outcome = admit_by(end, now, wait);
+            if outcome.is_admitted() {
+                *state = CalendarState { end, count: promised };
+            }
+            return outcome;
+        }
+        // The next period is full as well. The one after it can be reserved as soon as it is the next.
+        let start = self.end_of_next(end);
+        Outcome::Denied { retry: Micros::of((end.max(start - wait) - now.us()).max(1)) }
+    }
+
+    #[inline]
+    fn standing(&self, state: &CalendarState, now: Timestamp) -> Standing {
+        // A key that was never used needs no period.
+        if *state == self.fresh(now) {
+            return Standing { remaining: self.limit(), reset: Micros::ZERO };
+        }
+        let CalendarState { end, count } = self.settle(*state, now);
+        let reset = if count == 0 { 0 } else { end - now.us() };
+        Standing { remaining: (self.most() - count).max(0) as u64, reset: Micros::of(reset) }
+    }
+
+    fn refund(&self, state: &mut CalendarState, now: Timestamp, cost: u64, at: Timestamp) {
+        let CalendarState { end, count } = self.settle(*state, now);
+        if count == 0 || cost == 0 {
+            return;
+        }
+        let (period, cost) = (self.period(at), cost.min(self.limit()) as i64);
+        let (owed, least) = if count > self.most() {
+            (period.start.us() == end, self.most())
+        } else {
+            (period.end.us() == end, 0)
+        };
+        if owed {
+            *state = CalendarState { end, count: (count - cost).max(least) };
+        }
+    }
+
+    fn charge(&self, state: &mut CalendarState, now: Timestamp, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let CalendarState { end, count } = self.settle(*state, now);
+        let most = 2 * self.most();
+        *state =
+            CalendarState { end, count: count.max((count + cost.min(2 * self.limit()) as i64).min(most)) };
+    }
+
+    fn full_at(&self, state: &CalendarState) -> Timestamp {
+        if state.count > self.most() {
+            return Timestamp::at(self.end_of_next(state.end));
+        }
+        if state.count > 0 {
+            return Timestamp::at(state.end);
+        }
+        // Kept until its period has begun: a clock that is behind must not spend again what was given back.
+        self.period(Timestamp::at(state.end - 1)).start
+    }
+}

@@ -1,0 +1,146 @@
+//! Who is asking, from what a request carries: a verified token, an API key, or the word of a trusted proxy.
+//!
+//! Nothing here reads a file or a clock. What cannot be verified identifies nobody.
+
+mod api_key;
+mod jwt;
+mod keys;
+mod signatures;
+
+pub(crate) use self::api_key::{ApiKeyHasher, ApiKeyId};
+pub(crate) use self::jwt::{ClaimRules, Unverified, Verifier};
+pub(crate) use self::keys::{JwtAlgorithm, VerifyingKeys};
+
+/// How callers are identified.
+#[derive(Debug, Default)]
+pub(crate) struct IdentityConfig {
+    /// Tokens, if they are looked at.
+    pub jwt: Option<TokenSource>,
+    /// API keys, if they are looked at.
+    pub api_key: Option<ApiKeySource>,
+    /// Headers of trusted proxies.
+    pub trusted_header: TrustedHeaders,
+    /// What identifies a caller where a rule asks for its identity: the first of these that there is.
+    pub order: Vec<Source>,
+}
+
+impl IdentityConfig {
+    /// What stands for an API key, wherever it is kept or shown: `id:` and an identifier stand for themselves.
+    pub(crate) fn api_key_id(&self, key: &str) -> Option<String> {
+        if let Some(id) = key.strip_prefix("id:") {
+            let is_id = id.len() == 32 && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            return is_id.then(|| id.to_owned());
+        }
+        let id = match &self.api_key {
+            Some(source) => source.hasher.identify(key),
+            None => ApiKeyHasher::new(None).identify(key),
+        };
+        id.map(|id| id.to_string())
+    }
+}
+
+/// Where tokens are, and who believes them.
+#[derive(Debug)]
+pub(crate) struct TokenSource {
+    /// The name of the header, in small letters.
+    pub header: String,
+    /// Which tokens are believed.
+    pub verifier: Verifier,
+}
+
+/// Where API keys are, and what is kept of them.
+#[derive(Debug)]
+pub(crate) struct ApiKeySource {
+    /// The name of the header, in small letters.
+    pub header: String,
+    /// How a key becomes an identifier.
+    pub hasher: ApiKeyHasher,
+}
+
+/// Headers that are believed from trusted proxies only, by their names in small letters.
+#[derive(Debug, Default)]
+pub(crate) struct TrustedHeaders {
+    /// Who the user is.
+    pub user: Option<String>,
+    /// The user's tier.
+    pub tier: Option<String>,
+}
+
+/// One of the things that identify a caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// The user: of a verified token, or of a trusted proxy's header.
+    Jwt,
+    /// The API key.
+    ApiKey,
+    /// The client's address, which everybody has.
+    Ip,
+}
+
+/// What is known of a caller.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Identified {
+    /// The user, as far as it was verified.
+    pub user: Option<String>,
+    /// The API key, as an identifier that does not tell it.
+    pub api_key: Option<ApiKeyId>,
+    /// The user's tier.
+    pub tier: Option<String>,
+    /// Why a token that was shown is not believed.
+    pub unverified: Option<Unverified>,
+}
+
+/// Reads what a request carries. `headers` looks a header up by its name in small letters; `peer_is_trusted` says whether
+/// the connection's other end is a trusted proxy; `now_secs` are seconds since the epoch.
+///
+/// A verified token comes before what a proxy says. A token that is not believed yields no user of its own.
+pub(crate) fn identify<'h>(
+    config: &IdentityConfig,
+    headers: impl Fn(&str) -> Option<&'h str>,
+    peer_is_trusted: bool,
+    now_secs: u64,
+) -> Identified {
+    let mut found = Identified::default();
+    if let Some(source) = &config.jwt
+        && let Some(token) = headers(&source.header).and_then(|value| token(&source.header, value))
+    {
+        match source.verifier.verify(token, now_secs) {
+            Ok(identity) => {
+                found.user = Some(source.verifier.user(&identity));
+                found.tier = identity.tier;
+            }
+            Err(why) => found.unverified = Some(why),
+        }
+    }
+    if let Some(source) = &config.api_key {
+        found.api_key = headers(&source.header).and_then(|key| source.hasher.identify(key));
+    }
+    if peer_is_trusted {
+        let said = |name: &Option<String>| Some(clean(headers(name.as_deref()?)?)?.to_owned());
+        found.user = found.user.or_else(|| said(&config.trusted_header.user));
+        found.tier = found.tier.or_else(|| said(&config.trusted_header.tier));
+    }
+    found
+}
+
+/// The token in a header: behind the word `Bearer`, which only `Authorization` must have.
+fn token<'h>(header: &str, value: &'h str) -> Option<&'h str> {
+    match value.split_once(' ') {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Some(token.trim()),
+        _ if header == "authorization" => None,
+        _ => Some(value.trim()),
+    }
+}
+
+/// Bytes of a name. No issuer gives longer ones, and keys, logs and metrics stay small.
+const NAME_BYTES_MAX: usize = 256;
+
+/// A name of a user or a tier, if it is one that can be shown and kept.
+fn clean(name: &str) -> Option<&str> {
+    let name = name.trim();
+    let fits = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control);
+    fits.then_some(name)
+}
+
+#[cfg(test)]
+mod tests;
