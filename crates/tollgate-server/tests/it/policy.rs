@@ -373,7 +373,7 @@ fn a_user_is_who_a_verified_token_says() {
     assert_eq!((key.as_str(), limit), ("api_key:ba7816bf8f01cfea414140de5dae2223", json!(10)));
     let metrics = server.get("/actuator/prometheus").body;
     let counted =
-        "tollgate_tokens_unverified_total{reason=\"expired\",application=\"distributed-rate-limiter\"} 1";
+        "tollgate_tokens_unverified_total{application=\"distributed-rate-limiter\",reason=\"expired\"} 1";
     assert!(metrics.contains(counted), "{metrics}");
 }
 
@@ -398,7 +398,7 @@ rules:
     assert_eq!(limits(json!({ "user": "paying" })), [100]);
     assert_eq!(limits(json!({ "apiKey": "any" })), [1_000]);
     assert_eq!(limits(json!({ "apiKey": "big-key" })), [10_000]);
-    assert_eq!(limits(json!({ "apiKey": "ours" })), [], "unlimited");
+    assert!(limits(json!({ "apiKey": "ours" })).is_empty(), "unlimited");
     for (tier, burst) in [("small", 10), ("middle", 500), ("large", 10_000)] {
         assert_eq!(limits(json!({ "user": tier, "tier": tier, "path": "/hourly" })), [10, burst], "{tier}");
     }
@@ -443,7 +443,7 @@ fn shadows_and_candidates_are_counted_and_never_enforced() {
         [("real", "enforced", "true", 4), ("real", "candidate", "false", 3), ("dark", "shadow", "false", 4)]
     {
         let line = format!(
-            "tollgate_rule_checks_total{{rule=\"{rule}\",role=\"{role}\",allowed=\"{allowed}\",application=\"distributed-rate-limiter\"}} {count}"
+            "tollgate_rule_checks_total{{application=\"distributed-rate-limiter\",rule=\"{rule}\",role=\"{role}\",allowed=\"{allowed}\"}} {count}"
         );
         assert!(metrics.contains(&line), "{line}\n{metrics}");
     }

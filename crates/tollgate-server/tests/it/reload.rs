@@ -47,7 +47,7 @@ fn a_file_that_changes_is_read_again_and_mistakes_change_nothing() {
     let second = version(&server);
     replace(&file, "rules: [{ name: two, key: user, limt: 20/min }]\n");
     let refused =
-        "tollgate_policy_reads_total{result=\"refused\",application=\"distributed-rate-limiter\"} 1";
+        "tollgate_policy_reads_total{application=\"distributed-rate-limiter\",result=\"refused\"} 1";
     wait_until("the mistake is noticed", || server.get("/actuator/prometheus").body.contains(refused));
     assert_eq!(version(&server), second);
     assert_eq!(remaining(&server, "alice"), 16);
@@ -181,7 +181,7 @@ fn what_one_node_is_told_reaches_all_that_share_the_store() {
     // A signal makes a node read its file, which is not in force now.
     three.process.hang_up();
     let refused =
-        "tollgate_policy_reads_total{result=\"refused\",application=\"distributed-rate-limiter\"} 1";
+        "tollgate_policy_reads_total{application=\"distributed-rate-limiter\",result=\"refused\"} 1";
     let metrics = || three.ask("GET", "/actuator/prometheus", "").body;
     wait_until("the signal is heard", || metrics().contains(refused));
     assert_eq!(three.version(), pushed.json()["version"]);
