@@ -81,7 +81,7 @@ impl Imported {
         // What these limiters do not know they do not limit.
         yaml += "default: unlimited\nrules:\n";
         for rule in &self.rules {
-            let _ = write!(yaml, "  - name: {}\n", rule.name);
+            let _ = writeln!(yaml, "  - name: {}", rule.name);
             if !rule.attributes.is_empty() {
                 let conditions: Vec<_> = rule
                     .attributes

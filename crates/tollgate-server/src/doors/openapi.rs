@@ -97,6 +97,44 @@ pub(super) fn document() -> Value {
                     "503": problem("Not done: the store does not answer")
                 }
             } },
+            "/api/v1/check": { "post": {
+                "operationId": "judge", "summary": "Judge a request by the policy: all its limits together",
+                "requestBody": { "required": true, "content": json_of("Described") },
+                "responses": {
+                    "200": { "description": "It may go ahead", "headers": standing, "content": json_of("Judged") },
+                    "429": { "description": "Denied; nothing was taken", "headers": denied_headers, "content": json_of("Judged") },
+                    "403": { "description": "It lacks a key that a rule insists on; the rule settles the status", "content": json_of("Judged") },
+                    "400": problem("A member cannot be taken"),
+                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "413": problem("The body is too large"),
+                    "422": { "description": "More limits apply than can be checked together", "content": json_of("Judged") },
+                    "503": problem("The store does not decide, and a limit is closed without it; try again in a second")
+                }
+            } },
+            "/api/v1/check/batch": { "post": {
+                "operationId": "judgeBatch", "summary": "Independent requests, judged in order",
+                "requestBody": { "required": true, "content": json_of("DescribedBatch") },
+                "responses": {
+                    "200": {
+                        "description": "One answer for each",
+                        "content": { "application/json": { "schema": {
+                            "type": "array", "items": { "$ref": "#/components/schemas/Judged" } } } }
+                    },
+                    "400": problem("One cannot be taken; none was judged"),
+                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "413": problem("The body is too large")
+                }
+            } },
+            "/api/v1/explain": { "post": {
+                "operationId": "explain", "summary": "The verdict that would be given now, and why; takes nothing",
+                "requestBody": { "required": true, "content": json_of("Described") },
+                "responses": {
+                    "200": { "description": "Also if it would be denied", "content": json_any },
+                    "400": problem("A member cannot be taken"),
+                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "413": problem("The body is too large")
+                }
+            } },
             "/actuator/health": { "get": { "operationId": "health", "responses": {
                 "200": { "description": "It answers by its contract", "content": json_any },
                 "503": { "description": "It was told to stop", "content": json_any }
@@ -112,7 +150,7 @@ fn schemas() -> Value {
     let natural = json!({ "type": "integer", "minimum": 0 });
     let algorithm = json!({ "$ref": "#/components/schemas/Algorithm" });
     let key = json!({ "$ref": "#/components/schemas/Key" });
-    json!({
+    let mut schemas = json!({
         "Algorithm": {
             "type": "string", "default": "TOKEN_BUCKET",
             "enum": ["TOKEN_BUCKET", "LEAKY_BUCKET", "FIXED_WINDOW", "SLIDING_WINDOW", "SLIDING_WINDOW_COUNTER"]
@@ -159,6 +197,60 @@ fn schemas() -> Value {
             "properties": {
                 "type": { "type": "string" }, "title": { "type": "string" }, "status": { "type": "integer" },
                 "detail": { "type": "string" }, "parameter": { "type": "string" }
+            }
+        }
+    });
+    if let (Value::Object(all), Value::Object(of_policy)) = (&mut schemas, policy_schemas()) {
+        all.extend(of_policy);
+    }
+    schemas
+}
+
+/// Those of requests that are described and judged.
+fn policy_schemas() -> Value {
+    let natural = json!({ "type": "integer", "minimum": 0 });
+    let algorithm = json!({ "$ref": "#/components/schemas/Algorithm" });
+    let texts = json!({ "type": "object", "additionalProperties": { "type": "string" } });
+    let limit = json!({
+                    "type": "object", "additionalProperties": false,
+                    "required": ["rule", "key", "algorithm", "allowed", "cost", "limit", "remaining", "resetAfterSeconds",
+                        "retryAfterSeconds", "delayMillis", "basis"],
+                    "properties": {
+                        "rule": { "type": "string" }, "key": { "type": "string" }, "algorithm": algorithm,
+                        "allowed": { "type": "boolean" }, "cost": natural, "limit": natural, "remaining": natural,
+                        "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
+                        "basis": { "enum": ["exact", "leased", "local", "open", "closed", "shadow"] },
+                        "candidate": { "type": "boolean" }
+                    }
+    });
+    json!({
+        "Described": {
+            "type": "object", "additionalProperties": false,
+            "properties": {
+                "ip": { "type": ["string", "null"], "examples": ["192.0.2.1"] },
+                "user": { "type": "string" }, "apiKey": { "type": "string" }, "tier": { "type": "string" },
+                "method": { "type": "string" }, "host": { "type": "string" },
+                "path": { "type": "string", "pattern": "^/" },
+                "headers": texts, "query": texts, "attributes": texts,
+                "permits": { "type": "integer", "minimum": 1, "default": 1 }
+            }
+        },
+        "DescribedBatch": {
+            "type": "object", "additionalProperties": false, "required": ["checks"],
+            "properties": { "checks": { "type": "array", "maxItems": 1000, "items": { "$ref": "#/components/schemas/Described" } } }
+        },
+        "Judged": {
+            "type": "object", "additionalProperties": false,
+            "required": ["allowed", "rule", "code", "message", "limit", "remaining", "resetAfterSeconds", "retryAfterSeconds",
+                "delayMillis", "basis", "limits"],
+            "properties": {
+                "allowed": { "type": "boolean" }, "rule": { "type": ["string", "null"] }, "code": { "type": ["string", "null"] },
+                "message": { "type": "string" },
+                "limit": { "type": ["integer", "null"] }, "remaining": { "type": ["integer", "null"] },
+                "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
+                "basis": { "$ref": "#/components/schemas/Basis" },
+                "unverifiedToken": { "type": "string" },
+                "limits": { "type": "array", "items": limit }
             }
         }
     })

@@ -159,3 +159,84 @@ fn sigterm_ends_it_with_success() {
     assert!(killed.success());
     assert_eq!(service.child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn policies_are_checked_compared_and_imported() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/policy.yaml");
+    let (code, out, _) = run(&["policy", "check", example]);
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.contains("no mistakes; 7 rules, 22 limits"), "{out}");
+    let old = write(
+        "old.yaml",
+        "rules: [{ name: login, key: ip, limit: 5/min }, { name: all, key: ip, limit: 9/s }]",
+    );
+    let new = write(
+        "new.yaml",
+        "rules: [{ name: all, key: ip, limit: 9/s, algorithm: FIXED_WINDOW }, { name: login, key: ip, limit: 10/min }]",
+    );
+    assert_eq!(run(&["policy", "diff", &old, &old]), (Some(0), "no difference\n".to_owned(), String::new()));
+    let (code, out, _) = run(&["policy", "diff", &old, &new]);
+    let expected = "+ rules.all.algorithm: FIXED_WINDOW
+~ rules.login.limit: 5/60s -> 10/60s
+~ order of rules: login, all -> all, login
+  all: starts afresh: TOKEN_BUCKET becomes FIXED_WINDOW
+  login: larger; what was consumed stays consumed
+";
+    assert_eq!((code, out.as_str()), (Some(1), expected));
+    let wrong = write("wrong.yaml", "rules:\n  - { name: login, key: ip, limit: often }\n");
+    let (code, _, err) = run(&["policy", "diff", &old, &wrong]);
+    assert_eq!(code, Some(2));
+    let why =
+        "wrong.yaml:2:29: rules.0.limit: expected a limit such as 100/min or 50/s burst 100, not often\n";
+    assert!(err.ends_with(why), "{err}");
+
+    let envoy = write(
+        "envoy.yaml",
+        "domain: shop
+descriptors:
+  - key: database
+    value: users
+    rate_limit: { unit: second, requests_per_unit: 500 }
+  - key: database
+    rate_limit: { unit: month, requests_per_unit: 50 }
+    shadow_mode: true
+    descriptors:
+      - { key: path, value: /foo*, rate_limit: { unit: hour, requests_per_unit: 5, replaces: [{ name: x }] } }
+  - { key: vip, value: yes, rate_limit: { unlimited: true } }
+",
+    );
+    let (code, out, err) = run(&["policy", "import", "--from", "envoy", &envoy]);
+    assert_eq!(code, Some(0), "{err}");
+    for line in [
+        "    match: { attribute: { database: [\"*\", \"!users\"] } }",
+        "    key: \"attribute:database\"",
+        "    limit: 50/30d",
+        "    mode: shadow",
+        "    key: \"attribute:database+attribute:path\"",
+        "    unlimited: true",
+    ] {
+        assert!(out.lines().any(|known| known == line), "{line} in {out}");
+    }
+    assert!(err.contains("replaces") && err.contains("a month is 30d"), "{err}");
+    let imported = write("imported.yaml", &out);
+    assert_eq!(run(&["policy", "check", &imported]).0, Some(0));
+
+    let limitador = write(
+        "limitador.yaml",
+        "- { namespace: shop, max_value: 10, seconds: 60, conditions: [\"req_method == 'GET'\"], variables: [user_id] }
+- { namespace: shop, max_value: 5, seconds: 10, conditions: [\"size(x) > 3\"], variables: [] }
+",
+    );
+    let (code, out, err) = run(&["policy", "import", "--from", "limitador", &limitador]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("    limit: 10/60s\n") && out.contains("attribute: { req_method: GET }"), "{out}");
+    assert!(err.contains("size(x) > 3"), "{err}");
+    let imported = write("imported.yaml", &out);
+    assert_eq!(run(&["policy", "check", &imported]).0, Some(0));
+}

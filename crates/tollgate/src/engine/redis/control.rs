@@ -82,10 +82,8 @@ impl Control {
         let slot = self.inner.routes.slot(key);
         let deadline = Instant::now() + ANSWERED_WITHIN;
         let reply = self.inner.call(key, slot, deadline, |_| script::control(&self.keys, order)).await?;
-        match reply.value {
-            Value::Int(number) => Ok(u64::try_from(number).unwrap_or(0)),
-            _ => Err(StoreError::protocol("no number")),
-        }
+        let Value::Int(number) = reply.value else { return Err(StoreError::protocol("no number")) };
+        Ok(u64::try_from(number).unwrap_or(0))
     }
 }
 
@@ -97,10 +95,9 @@ impl News {
             Some(Value::Int(number)) => u64::try_from(number).ok(),
             _ => None,
         };
-        let text = |value: Value| match value {
-            Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
-            Value::SimpleString(text) => Some(text),
-            _ => None,
+        let text = |value: Value| {
+            let Value::BulkString(bytes) = value else { return None };
+            String::from_utf8(bytes).ok()
         };
         let policy_number = number(&mut items)?;
         let policy = items.next().and_then(text)?;

@@ -59,7 +59,7 @@ impl RedisEngine {
                 .map(|number| {
                     let Check { limiter, ask, is_binding, .. } = checks[*number];
                     let (limit, distrust) = (&limiter.limit, limiter.distrust);
-                    Said { limit, key: &keys[*number], ask: ask, is_binding, distrust }
+                    Said { limit, key: &keys[*number], ask, is_binding, distrust }
                 })
                 .collect();
             let (all, answers) = match self.0.ask_several(slot, &part, deadline).await {
