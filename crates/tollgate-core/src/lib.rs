@@ -20,6 +20,7 @@ extern crate alloc;
 
 pub mod algorithm;
 mod breaker;
+mod carry;
 mod decision;
 pub mod lease;
 mod limit;
@@ -30,6 +31,7 @@ pub use algorithm::{
     Algorithm, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter, SlidingLog, TokenBucket,
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
+pub use carry::{Carried, Over, Parameters};
 pub use decision::{Ask, Decision, Outcome, Standing};
 pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
 pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};
