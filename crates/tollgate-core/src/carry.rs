@@ -190,12 +190,14 @@ impl Limit {
                 Some(it) => it.over_after(over, *before, &it.settle(*before, now)),
                 None => over,
             },
-            (_, State::Bucket(before), State::Bucket(after) | State::Lent(LeaseState { bucket: after, .. })) => {
-                match self.bucket() {
-                    Some(it) => it.over_after(over, *before, after.at),
-                    None => over,
-                }
-            }
+            (
+                _,
+                State::Bucket(before),
+                State::Bucket(after) | State::Lent(LeaseState { bucket: after, .. }),
+            ) => match self.bucket() {
+                Some(it) => it.over_after(over, *before, after.at),
+                None => over,
+            },
             _ => over,
         }
     }
@@ -218,9 +220,10 @@ impl Limit {
         match self {
             Self::TokenBucket(it) => Some(it),
             Self::LeakyBucket(it) => Some(it.room()),
-            Self::IntervalBucket(_) | Self::FixedWindow(_) | Self::SlidingLog(_) | Self::SlidingCounter(_) => {
-                None
-            }
+            Self::IntervalBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingLog(_)
+            | Self::SlidingCounter(_) => None,
         }
     }
 }
@@ -266,7 +269,7 @@ impl Parameters {
 
 impl Limit {
     /// Evenly refilled buckets: tick, units in a permit, units that flow in a tick, size. Interval refill: size, permits, period.
-    /// Windows: limit, length. Counters, whose counts mean the same under every limit: window, sub-buckets. Logs have none at all.
+    /// Windows: limit, length. Counters: limit, window, sub-buckets. Logs have none: entries mean the same under every limit.
     pub const fn parameters(&self) -> Parameters {
         match self {
             Self::TokenBucket(it) => Parameters::of([it.tick(), it.unit(), it.flow(), it.capacity()]),
@@ -276,7 +279,9 @@ impl Limit {
             }
             Self::IntervalBucket(it) => Parameters::of([it.capacity(), it.refill(), it.period()]),
             Self::FixedWindow(it) => Parameters::of([it.limit(), it.window().get()]),
-            Self::SlidingCounter(it) => Parameters::of([it.window().get(), it.sub_buckets() as u64]),
+            Self::SlidingCounter(it) => {
+                Parameters::of([it.limit(), it.window().get(), it.sub_buckets() as u64])
+            }
             Self::SlidingLog(_) => Parameters::of([]),
         }
     }
@@ -300,8 +305,8 @@ impl Limit {
                 let rate = Rate::new(limit, Micros::new(length)).ok()?;
                 FixedWindow::new(rate).ok().map(Self::FixedWindow)
             }
-            (Self::SlidingCounter(it), 2, [window, sub_buckets, ..]) => {
-                let rate = Rate::new(it.limit(), Micros::new(window)).ok()?;
+            (Self::SlidingCounter(_), 3, [limit, window, sub_buckets, _]) => {
+                let rate = Rate::new(limit, Micros::new(window)).ok()?;
                 // In full: how the oldest sub-bucket is weighted does not matter for what is carried over.
                 let sub_buckets = u32::try_from(sub_buckets).ok()?;
                 SlidingCounter::new(rate, sub_buckets, true).ok().map(Self::SlidingCounter)

@@ -151,8 +151,9 @@ impl SlidingCounter {
         }
     }
 
-    /// A state that was cut into other sub-buckets: all that is counted counts as taken last, at most as much as the limit. The rest
-    /// lies over, for as long as the former limit would have remembered it.
+    /// A state that was written under another limit. Counts of the same sub-buckets are history and stay, however many they are. Cut
+    /// otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
+    /// limit would have remembered it.
     pub(crate) fn carry_over(
         &self,
         from: &Self,
@@ -160,22 +161,25 @@ impl SlidingCounter {
         over: Over,
         now: Timestamp,
     ) -> (CounterState, Over) {
+        let alike = (self.window, self.sub_buckets) == (from.window, from.sub_buckets);
+        if alike && over == Over::NONE {
+            return (state.clone(), over);
+        }
         let (settled, time) = from.settle(state, now);
         let (counted, lying) = (settled.total(), over.permits_at(time));
-        let used = counted.max(lying);
-        let count = used.min(self.limit.get() as i64);
+        let (used, limit) = (counted.max(lying), self.limit.get() as i64);
         // Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
-        let tail =
-            if counted > 0 { settled.tail.clamp(time, time + self.window.get() as i64) } else { time };
-        let mut carried =
-            CounterState { seen: time, tail, first: tail / self.length(), counts: SmallVec::new() };
-        carried.add(carried.first, count);
-        carried.trim(carried.first);
-        let mut end = from.full_at(&settled).us();
-        if lying > 0 {
-            end = end.max(over.rest);
+        let tail = if counted > 0 { settled.tail.clamp(time, time + self.window.get() as i64) } else { time };
+        let end = from.full_at(&settled).us().max(if lying > 0 { over.rest } else { 0 });
+        let mut carried = match alike {
+            true => CounterState { seen: time, tail, ..settled },
+            false => CounterState { seen: time, tail, first: tail / self.length(), counts: SmallVec::new() },
+        };
+        let missing = used.min(limit) - carried.total();
+        if missing > 0 {
+            carried.add(tail / self.length(), missing);
         }
-        if used == count && end <= self.full_at(&carried).us() {
+        if used <= carried.total() && end <= self.full_at(&carried).us() {
             return (carried, Over::NONE);
         }
         (carried, Over { permits: used, rest: end })

@@ -147,7 +147,8 @@ impl SlidingLog {
     /// Keeps entries for so long although they do not count any more: for keys that may come under a longer window again. Whatever is
     /// given back is taken off the oldest entry that is kept, so it does not come free while those that no longer count can pay it.
     pub const fn retaining(self, retention: Micros) -> Self {
-        match NonZeroU64::new(if retention.get() > HORIZON_MAX_US { HORIZON_MAX_US } else { retention.get() }) {
+        match NonZeroU64::new(if retention.get() > HORIZON_MAX_US { HORIZON_MAX_US } else { retention.get() })
+        {
             Some(retention) if retention.get() > self.window.get() => Self { retention, ..self },
             Some(_) | None => Self { retention: self.window, ..self },
         }

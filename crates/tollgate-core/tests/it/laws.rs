@@ -100,7 +100,7 @@ fn limits() -> impl Strategy<Value = Limit> {
     ]
 }
 
-fn counts_denied(limit: &Limit) -> bool {
+pub(crate) fn counts_denied(limit: &Limit) -> bool {
     match limit {
         Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) => false,
         Limit::FixedWindow(it) => it.counts_denied(),
@@ -275,7 +275,10 @@ impl Run {
 }
 
 /// Fails where more was admitted in an interval than `most(from, to)` allows.
-pub(crate) fn check_intervals(mut grants: Vec<Grant>, most: impl Fn(u64, u64) -> u128) -> Result<(), TestCaseError> {
+pub(crate) fn check_intervals(
+    mut grants: Vec<Grant>,
+    most: impl Fn(u64, u64) -> u128,
+) -> Result<(), TestCaseError> {
     grants.sort_by_key(|grant| grant.start);
     for (first, from) in grants.iter().enumerate() {
         let mut sum = 0_u128;
