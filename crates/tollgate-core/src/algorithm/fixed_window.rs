@@ -86,7 +86,7 @@ impl FixedWindow {
         let limit = self.limit.get() as i64;
         let count = if promised > 0 { limit + promised.min(limit) } else { used.min(limit) };
         let carried = WindowState { window: time / self.length(), count };
-        if used.max(promised) <= limit && end <= self.full_at(&carried).us() {
+        if used == 0 || used.max(promised) <= limit && end <= self.full_at(&carried).us() {
             return (carried, Over::NONE);
         }
         (carried, Over { permits: used.max(promised), rest: end })

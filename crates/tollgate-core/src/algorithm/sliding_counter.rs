@@ -179,7 +179,7 @@ impl SlidingCounter {
         if missing > 0 {
             carried.add(tail / self.length(), missing);
         }
-        if used <= carried.total() && end <= self.full_at(&carried).us() {
+        if used == 0 || used <= carried.total() && end <= self.full_at(&carried).us() {
             return (carried, Over::NONE);
         }
         (carried, Over { permits: used, rest: end })
