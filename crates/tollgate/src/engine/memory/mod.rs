@@ -414,7 +414,8 @@ impl MemoryLimiter {
         let asker = self.asker(key);
         let now = asker.now;
         let mut shard = self.table.shard(asker.hash).lock();
-        shard.update(asker, algorithm, false, |state| match change {
+        let takes = matches!(change, Change::Charge { permits: 1.. });
+        shard.update(asker, algorithm, takes, |state| match change {
             Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
             Change::Charge { permits } => algorithm.charge(state, now, permits),
         });

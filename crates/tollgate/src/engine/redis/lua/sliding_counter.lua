@@ -38,7 +38,7 @@ if stored[1] then
     end
   end
 end
-local seen, tail, redated = now, now, false
+local seen, tail, redated, carried = now, now, false, false
 if stored[1] then
   seen, tail = whole(fields.seen), whole(fields.tail)
   local current = floor(seen / length)
@@ -107,7 +107,7 @@ repeat
     if used == 0 or used <= held and finish <= full_at then
       over, over_until = 0, 0
     end
-    asked, doubt, redated = nil, nil, true
+    asked, doubt, redated, carried = nil, nil, true, true
   end
 until not former
 local earliest = max(time, tail)
@@ -223,6 +223,7 @@ elseif op == 'refund' or op == 'return' then
 elseif op == 'charge' then
   local index = floor(earliest / length)
   local permits = struct.unpack('>i8', ARGV[3], position)
+  changed = carried and permits > 0
   permits = min(permits, 2 * limit - sum(index - buckets, index))
   if permits > 0 then
     take(earliest, permits)
