@@ -173,7 +173,7 @@ impl SlidingCounter {
         let end = from.full_at(&settled).us().max(if lying > 0 { over.rest } else { 0 });
         let mut carried = match alike {
             true => CounterState { seen: time, tail, ..settled },
-            false => CounterState { seen: time, tail, first: tail / self.length(), counts: SmallVec::new() },
+            false => CounterState { tail, ..self.fresh(Timestamp::at(time)) },
         };
         let missing = used.min(limit) - carried.total();
         if missing > 0 {

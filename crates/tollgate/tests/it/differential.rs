@@ -380,15 +380,17 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
                 println!("{now} {which} {op:?} -> {memory:?} | {shown}");
             }
             assert_eq!(memory, redis, "seed {seed}, step {step} of {which} of {limits:#?} at {now}: {op:?}");
-            lay_over += u64::from(!matches!(limit, Limit::SlidingLog(_)) && step % 16 == 0 && {
-                let kept: Option<String> = redis::cmd("HGET")
-                    .arg(&twins.stored)
-                    .arg("limit")
-                    .query_async(&mut twins.connection)
-                    .await
-                    .unwrap();
-                kept.is_some_and(|kept| kept.contains(" over "))
-            });
+            lay_over += u64::from(
+                !matches!(limit, Limit::SlidingLog(_)) && step % 16 == 0 && {
+                    let kept: Option<String> = redis::cmd("HGET")
+                        .arg(&twins.stored)
+                        .arg("limit")
+                        .query_async(&mut twins.connection)
+                        .await
+                        .unwrap();
+                    kept.is_some_and(|kept| kept.contains(" over "))
+                },
+            );
             let asks = match &op {
                 Op::Take(ask) => vec![*ask],
                 Op::TakeEach(asks) => asks.clone(),
@@ -402,7 +404,9 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
             all.iter_mut().for_each(|twins| twins.expires_us = expires_us);
         }
     }
-    println!("{algorithm}: {done} steps, {changes} changes, {lay_over} lay over, no difference (seed {seed})");
+    println!(
+        "{algorithm}: {done} steps, {changes} changes, {lay_over} lay over, no difference (seed {seed})"
+    );
 }
 
 fn compare_changing_on(program: ServerProgram, algorithm: &str, steps: u64) {
