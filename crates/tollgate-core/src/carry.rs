@@ -114,15 +114,35 @@ impl Limit {
                 Some((State::Window(state), over))
             }
             (Self::SlidingCounter(it), Self::SlidingCounter(from), State::Counter(state)) => {
+                if over == Over::NONE && it.cuts_like(from) {
+                    return State::Counter(state);
+                }
                 let (state, over) = it.carry_over(from, &state, over, now);
                 Some((State::Counter(state), over))
             }
             (_, _, state) => self.carry_bucket_over(from, state, over, now),
         };
-        match carried {
-            Some((state, Over::NONE)) => state,
-            Some((state, over)) => State::Carried(Box::new(Carried { state, over })),
-            None => self.fresh(now),
+        let Some((state, over)) = carried else { return self.fresh(now) };
+        // From the time of the former limit, which may have had longer ticks, to now.
+        let settled = self.settled(&state, now);
+        match self.over_after(over, &state, &settled, now) {
+            Over::NONE => settled,
+            over => State::Carried(Box::new(Carried { state: settled, over })),
+        }
+    }
+
+    /// A plain state as it is at `now`.
+    fn settled(&self, state: &State, now: Timestamp) -> State {
+        match (self, state) {
+            (Self::TokenBucket(it), State::Bucket(state)) => State::Bucket(it.settle(*state, now)),
+            (Self::LeakyBucket(it), State::Bucket(state)) => State::Bucket(it.room().settle(*state, now)),
+            (Self::IntervalBucket(it), State::Interval(state)) => State::Interval(it.settle(*state, now).0),
+            (Self::FixedWindow(it), State::Window(state)) => State::Window(it.settle(*state, now)),
+            (Self::SlidingCounter(it), State::Counter(state)) => State::Counter(it.settle(state, now).0),
+            (_, State::Lent(lent)) => {
+                self.lender().map_or(State::Lent(*lent), |it| State::Lent(it.settle(*lent, now)))
+            }
+            (_, other) => other.clone(),
         }
     }
 

@@ -138,7 +138,7 @@ impl FixedWindow {
     }
 
     #[inline]
-    const fn settle(&self, state: WindowState, now: Timestamp) -> WindowState {
+    pub(crate) const fn settle(&self, state: WindowState, now: Timestamp) -> WindowState {
         let current = self.number(now);
         let limit = self.limit.get() as i64;
         let WindowState { window, count } = self.redate(state, now);

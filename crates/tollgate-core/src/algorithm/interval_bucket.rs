@@ -136,7 +136,7 @@ impl IntervalBucket {
     }
 
     /// The state as it is at `now`, and the instant that counts as now.
-    const fn settle(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
+    pub(crate) const fn settle(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
         let IntervalState { tokens, last } = self.redate(state, now);
         let time = if last > now.us() { last } else { now.us() };
         let periods = ((time - last) as u64 / self.period.get()) as i64;

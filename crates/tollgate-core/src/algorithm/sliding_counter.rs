@@ -151,8 +151,12 @@ impl SlidingCounter {
         }
     }
 
-    /// A state that was written under another limit. Counts of the same sub-buckets are history and stay, however many they are. Cut
-    /// otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
+    /// Whether it has the same sub-buckets: then counts are history and stay as they are, however many they are.
+    pub(crate) fn cuts_like(&self, other: &Self) -> bool {
+        (self.window, self.sub_buckets) == (other.window, other.sub_buckets)
+    }
+
+    /// A state that was written under another limit. Counts of the same sub-buckets stay, and what lies over comes on top. Cut otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
     /// limit would have remembered it.
     pub(crate) fn carry_over(
         &self,
@@ -161,17 +165,13 @@ impl SlidingCounter {
         over: Over,
         now: Timestamp,
     ) -> (CounterState, Over) {
-        let alike = (self.window, self.sub_buckets) == (from.window, from.sub_buckets);
-        if alike && over == Over::NONE {
-            return (state.clone(), over);
-        }
         let (settled, time) = from.settle(state, now);
         let (counted, lying) = (settled.total(), over.permits_at(time));
         let (used, limit) = (counted.max(lying), self.limit.get() as i64);
         // Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
         let tail = if counted > 0 { settled.tail.clamp(time, time + self.window.get() as i64) } else { time };
         let end = from.full_at(&settled).us().max(if lying > 0 { over.rest } else { 0 });
-        let mut carried = match alike {
+        let mut carried = match self.cuts_like(from) {
             true => CounterState { seen: time, tail, ..settled },
             false => CounterState { tail, ..self.fresh(Timestamp::at(time)) },
         };
@@ -239,7 +239,7 @@ impl SlidingCounter {
     }
 
     /// The state at `now`, and the instant that counts as now.
-    fn settle(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
+    pub(crate) fn settle(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
         let mut state = self.redated(state, now).unwrap_or_else(|| state.clone());
         let time = now.us().max(state.seen);
         state.trim(time / self.length() - self.buckets());

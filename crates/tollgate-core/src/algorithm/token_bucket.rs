@@ -117,7 +117,7 @@ impl TokenBucket {
 
     /// The state as it is at `now`: refilled, or held if the clock stepped back.
     #[inline]
-    pub(super) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
+    pub(crate) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
         self.refill(self.redate(state, now), now)
     }
 
