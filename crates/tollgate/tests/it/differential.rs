@@ -587,15 +587,23 @@ fn several_limits_with_packed_logs_are_taken_together_or_not_at_all() {
 fn several_with(logs: LogStorage) {
     run(async {
         let server = RedisServer::start();
-        let home = Home::of(&server, logs).await;
+        let home = Home::remembering(&server, logs, Duration::ZERO).await;
         let mut random = Random::new(seed());
         for round in 0..long_or(1_000, 60) {
             let many = 2 + random.below(4);
+            // Each has another limit that it may change to.
+            let mut others = Vec::new();
             let mut all: Vec<_> = (0..many)
                 .map(|number| {
                     let algorithm = ALGORITHMS[random.below(6) as usize];
-                    let limit = random_limit(algorithm, &mut random);
-                    home.twins(limit, format!("several:{round}:{number}"))
+                    let key = format!("several:{round}:{number}");
+                    let memory = MemoryEngine::new(MemoryConfig { max_keys: 64 }, home.clock.clone());
+                    let [one, other] = [(); 2].map(|()| {
+                        let limit = random_limit(algorithm, &mut random);
+                        home.twins_in(&memory, limit, key.clone())
+                    });
+                    others.push(other);
+                    one
                 })
                 .collect();
             let horizon = all.iter().map(|twins| twins.redis.limit().horizon().get()).min().unwrap();
@@ -603,6 +611,11 @@ fn several_with(logs: LogStorage) {
             for _ in 0..20 {
                 now = random_time(&mut random, now, horizon);
                 home.clock.set(Timestamp::from_micros(now));
+                for (one, other) in all.iter_mut().zip(&mut others) {
+                    if random.one_in(6) {
+                        std::mem::swap(one, other);
+                    }
+                }
                 let costs: Vec<u64> = all
                     .iter()
                     .map(|twins| match (random.below(16), twins.memory.limit().size()) {

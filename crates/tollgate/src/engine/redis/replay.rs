@@ -560,13 +560,21 @@ mod tests {
         let mut random = Random::new(1);
         let (mut distrusted, mut admitted) = (0, 0);
         for round in 0..long_or(4_000, 200) {
-            let limit = random_limit(&mut random);
+            // Every other one comes under two limits in turn.
+            let mut limit = random_limit(&mut random);
+            let mut other = limit;
+            while round % 2 == 0 && (other == limit || other.algorithm() != limit.algorithm()) {
+                other = random_limit(&mut random);
+            }
             let (key, horizon) = (format!("doubted:{round}"), limit.horizon().get());
             let begun = 1_763_000_000_000_000 + random.below(1_000_000);
             let since = Timestamp::from_micros(begun + random.below(3 * horizon));
             let life = Micros::new(random.below(horizon));
-            let (mut now, mut left): (u64, Option<State>) = (begun, None);
+            let (mut now, mut left): (u64, Option<(Limit, State)>) = (begun, None);
             for step in 0..30 {
+                if random.one_in(4) {
+                    (limit, other) = (other, limit);
+                }
                 now = match random.below(12) {
                     0 => now - random.below(horizon / 4 + 1),
                     1 | 2 => now + random.below(horizon + 1),
@@ -587,8 +595,9 @@ mod tests {
                     format!("round {round}, step {step}: {limit:?}, {now}, {doubt:?}, {questions:?}");
                 // The state that the last step has left is the one that this one has found.
                 let found = believed_state(&limit, &mut after_two(answer.clone()), time, None).unwrap();
-                if let Some(left) = &left {
-                    assert_eq!(limit.standing(left, time), limit.standing(&found, time), "{context}");
+                if let Some((under, left)) = left {
+                    let left = limit.carry_over(&under, left, time);
+                    assert_eq!(limit.standing(&left, time), limit.standing(&found, time), "{context}");
                 }
                 let told = replay(&limit, &questions, doubt, answer)
                     .unwrap_or_else(|why| panic!("{context}: {why}"));
@@ -598,7 +607,7 @@ mod tests {
                 // What only denied has left nothing behind.
                 let took = told.decisions.iter().any(Decision::is_admitted)
                     || told.grant.is_some_and(|grant| grant.permits > 0);
-                left = if took { Some(state) } else { None };
+                left = if took { Some((limit, state)) } else { None };
             }
         }
         assert!(distrusted > 1_000 && admitted > 1_000, "{distrusted} distrusted, {admitted} admitted");
