@@ -180,12 +180,18 @@ impl Limit {
         now: Timestamp,
         change: impl FnOnce(&mut State) -> R,
     ) -> R {
-        let State::Carried(carried) = state else { return change(state) };
-        let before = carried.state.clone();
-        let result = change(&mut carried.state);
-        match self.over_after(carried.over, &before, &carried.state, now) {
-            Over::NONE => *state = carried.state.clone(),
-            over => carried.over = over,
+        let (before, over) = match state {
+            State::Carried(carried) => (carried.state.clone(), carried.over),
+            // More may be out than a smaller limit holds, which lies over when its time has passed.
+            State::Lent(lent) => (State::Lent(*lent), Over::NONE),
+            plain => return change(plain),
+        };
+        let result = change(state.plain_mut());
+        match (self.over_after(over, &before, state.plain(), now), &mut *state) {
+            (Over::NONE, State::Carried(carried)) => *state = carried.state.clone(),
+            (Over::NONE, _) => {}
+            (over, State::Carried(carried)) => carried.over = over,
+            (over, plain) => *state = State::Carried(Box::new(Carried { state: plain.clone(), over })),
         }
         result
     }

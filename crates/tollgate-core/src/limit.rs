@@ -148,7 +148,7 @@ impl State {
         }
     }
 
-    fn plain_mut(&mut self) -> &mut Self {
+    pub(crate) fn plain_mut(&mut self) -> &mut Self {
         match self {
             Self::Carried(carried) => &mut carried.state,
             plain => plain,

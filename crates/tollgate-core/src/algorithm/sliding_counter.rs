@@ -229,13 +229,12 @@ impl SlidingCounter {
     /// All counts in the current sub-bucket if the clock was set back by more than a window: at most three limits' worth, so
     /// that a clock that is set back again and again does not pile up what was promised in between.
     fn redated(&self, state: &CounterState, now: Timestamp) -> Option<CounterState> {
-        let now = now.us();
-        (state.seen - now > self.window.get() as i64).then(|| CounterState {
-            seen: now,
-            tail: now,
-            first: now / self.length(),
-            counts: SmallVec::from_slice(&[state.total().min(3 * self.limit.get() as i64)]),
-        })
+        if state.seen - now.us() <= self.window.get() as i64 {
+            return None;
+        }
+        let mut redated = self.fresh(now);
+        redated.add(now.us() / self.length(), state.total().min(3 * self.limit.get() as i64));
+        Some(redated)
     }
 
     /// The state at `now`, and the instant that counts as now.
