@@ -176,7 +176,7 @@ impl<'a> Log<'a> {
     }
 
     fn check(&self, cost: u64) -> redis::Cmd {
-        let numbers = [self.size, WINDOW_US, 0, cost, 0, 1];
+        let numbers = [self.size, WINDOW_US, WINDOW_US, 0, cost, 0, 1];
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).collect();
         let mut check = redis::cmd("EVALSHA");
         check.arg(&self.sha).arg(1).arg("log").arg(self.now).arg("ask").arg(bytes);

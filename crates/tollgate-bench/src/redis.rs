@@ -256,14 +256,15 @@ fn own_command(server: &RedisServer) -> Result<Vec<String>> {
     let bytes: String =
         numbers.iter().flat_map(|number| number.to_be_bytes()).map(|byte| format!("\\{byte:03}")).collect();
     let script = OWN_SCRIPT.concat();
-    let written_in = format!("local ARGV = {{ ARGV[1], ARGV[2], '{bytes}' }}\n{script}");
+    let written_in = format!("local ARGV = {{ ARGV[1], ARGV[2], '{bytes}', ARGV[4] }}\n{script}");
     let sha = server.cli(&["SCRIPT", "LOAD", &written_in]).trim().to_owned();
     // That the text is the engine's own is seen by its name, under which the engine has made it known.
     on_one_core(async { engine(server).await.map(drop) })?;
     let name = redis::Script::new(&script).get_hash().to_owned();
     ensure!(server.cli(&["SCRIPT", "EXISTS", &name]).trim() == "1", "the engine has another script");
-    let words =
-        ["EVALSHA", &sha, "1", "rate_limiter:token_bucket:user:__rand_int__", "", "ask", &"x".repeat(64)];
+    let (key, under) =
+        ("rate_limiter:token_bucket:user:__rand_int__", Limit::TokenBucket(limit).parameters().to_string());
+    let words = ["EVALSHA", &sha, "1", key, "", "ask", &"x".repeat(64), &under];
     Ok(words.map(str::to_owned).into())
 }
 

@@ -1,5 +1,6 @@
 //! A limit: one of the five algorithms with its parameters, chosen at run time.
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::str::FromStr;
 
@@ -7,6 +8,7 @@ use crate::algorithm::{
     Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LeakyMode,
     LeaseBucket, LeaseState, LogState, SlidingCounter, SlidingLog, TokenBucket, WindowState,
 };
+use crate::carry::Carried;
 use crate::decision::{Ask, Outcome, Standing};
 use crate::time::{Micros, Timestamp};
 
@@ -68,7 +70,7 @@ impl Limit {
     /// What may be believed of a state if writes before `since` may have been lost, leases of `life` among them: nothing that was
     /// taken until then is back before it would be if everything had been taken. Logs keep every admission and are believed.
     pub fn distrust(&self, state: &mut State, now: Timestamp, since: Timestamp, life: Micros) {
-        match (self, state) {
+        match (self, state.plain_mut()) {
             (Self::TokenBucket(it), State::Bucket(state)) => it.distrust(state, since, life),
             (Self::TokenBucket(it), State::Lent(state)) => it.distrust(&mut state.bucket, since, life),
             (Self::LeakyBucket(it), State::Bucket(state)) => it.room().distrust(state, since, life),
@@ -96,16 +98,21 @@ impl Limit {
 
     /// Starts afresh where the state is of another algorithm: nothing in it can be carried over.
     fn adopt(&self, state: &mut State, now: Timestamp) {
+        let plain = state.plain();
         let own = match self {
-            Self::TokenBucket(_) | Self::LeakyBucket(_) => match state {
+            Self::TokenBucket(_) | Self::LeakyBucket(_) => match plain {
                 State::Bucket(_) => true,
                 State::Lent(_) => self.lender().is_some(),
-                State::Interval(_) | State::Window(_) | State::Log(_) | State::Counter(_) => false,
+                State::Interval(_)
+                | State::Window(_)
+                | State::Log(_)
+                | State::Counter(_)
+                | State::Carried(_) => false,
             },
-            Self::IntervalBucket(_) => matches!(state, State::Interval(_)),
-            Self::FixedWindow(_) => matches!(state, State::Window(_)),
-            Self::SlidingLog(_) => matches!(state, State::Log(_)),
-            Self::SlidingCounter(_) => matches!(state, State::Counter(_)),
+            Self::IntervalBucket(_) => matches!(plain, State::Interval(_)),
+            Self::FixedWindow(_) => matches!(plain, State::Window(_)),
+            Self::SlidingLog(_) => matches!(plain, State::Log(_)),
+            Self::SlidingCounter(_) => matches!(plain, State::Counter(_)),
         };
         if !own {
             *state = self.fresh(now);
@@ -128,6 +135,25 @@ pub enum State {
     Log(LogState),
     /// Of a sliding counter.
     Counter(CounterState),
+    /// Of any of them, with what was consumed under earlier limits beside it.
+    Carried(Box<Carried>),
+}
+
+impl State {
+    /// The state by which a limit decides.
+    pub fn plain(&self) -> &Self {
+        match self {
+            Self::Carried(carried) => &carried.state,
+            plain => plain,
+        }
+    }
+
+    pub(crate) fn plain_mut(&mut self) -> &mut Self {
+        match self {
+            Self::Carried(carried) => &mut carried.state,
+            plain => plain,
+        }
+    }
 }
 
 /// Runs `$body` with the algorithm and its own state; a state of another algorithm counts as none.
@@ -177,24 +203,30 @@ impl Algorithm for Limit {
 
     fn decide(&self, state: &mut State, now: Timestamp, ask: Ask) -> Outcome {
         self.adopt(state, now);
-        dispatch!(self, state, now, |it, own| it.decide(own, now, ask))
+        self.with_over(state, now, |state| dispatch!(self, state, now, |it, own| it.decide(own, now, ask)))
     }
 
     fn standing(&self, state: &State, now: Timestamp) -> Standing {
+        let state = state.plain();
         dispatch!(self, state, now, |it, own| it.standing(own, now))
     }
 
     fn refund(&self, state: &mut State, now: Timestamp, cost: u64, at: Timestamp) {
         self.adopt(state, now);
-        dispatch!(self, state, now, |it, own| it.refund(own, now, cost, at))
+        self.with_over(state, now, |state| {
+            dispatch!(self, state, now, |it, own| it.refund(own, now, cost, at))
+        })
     }
 
     fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
         self.adopt(state, now);
-        dispatch!(self, state, now, |it, own| it.charge(own, now, cost))
+        self.with_over(state, now, |state| dispatch!(self, state, now, |it, own| it.charge(own, now, cost)))
     }
 
     fn full_at(&self, state: &State) -> Timestamp {
+        if let State::Carried(carried) = state {
+            return self.full_with_over(&carried.state, carried.over);
+        }
         dispatch!(self, state, Timestamp::default(), |it, own| it.full_at(own))
     }
 }

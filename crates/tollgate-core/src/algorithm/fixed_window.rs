@@ -3,6 +3,7 @@
 use core::num::NonZeroU64;
 
 use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use crate::carry::Over;
 use crate::decision::{Ask, Outcome, Standing};
 use crate::limit::LimitError;
 use crate::rate::{HORIZON_MAX_US, Rate, UNITS_MAX};
@@ -60,6 +61,58 @@ impl FixedWindow {
         }
     }
 
+    /// A state that was written under another limit, and all that was counted, if this one has no room for it or forgets it too soon.
+    pub(crate) fn carry_over(
+        &self,
+        from: &Self,
+        state: WindowState,
+        over: Over,
+        now: Timestamp,
+    ) -> (WindowState, Over) {
+        let WindowState { window, count } = from.settle(state, now);
+        let time = now.us().max(window * from.length());
+        let lying = over.permits_at(time);
+        let in_window = count.min(from.limit.get() as i64);
+        let used = in_window.max(lying);
+        // What lies over to the end of the next window has promises of an earlier limit in it.
+        let next_end = (window + 2) * from.length();
+        let promised = (count - in_window).max(if over.rest == next_end { lying } else { 0 });
+        let end = match (used, promised) {
+            (0, _) => time,
+            (_, 0) => (window + 1) * from.length(),
+            (..) => next_end,
+        };
+        let end = if lying > 0 { end.max(over.rest) } else { end };
+        let limit = self.limit.get() as i64;
+        let count = if promised > 0 { limit + promised.min(limit) } else { used.min(limit) };
+        let carried = WindowState { window: time / self.length(), count };
+        if used == 0 || used.max(promised) <= limit && end <= self.full_at(&carried).us() {
+            return (carried, Over::NONE);
+        }
+        (carried, Over { permits: used.max(promised), rest: end })
+    }
+
+    /// What lies over: whatever is counted is also counted there, and what is given back is given back there, as long as it matters.
+    pub(crate) fn over_after(
+        &self,
+        over: Over,
+        before: WindowState,
+        after: WindowState,
+        now: Timestamp,
+    ) -> Over {
+        let taken = after.count - self.settle(before, now).count;
+        // After a clock was set back it matters for as long as the window does.
+        let until = if after.window < before.window {
+            over.rest.min((after.window + 1) * self.length())
+        } else {
+            over.rest
+        };
+        if until <= now.us().max(after.window * self.length()) {
+            return Over::NONE;
+        }
+        Over { permits: (over.permits + taken).max(0), rest: until }
+    }
+
     /// Until the window ends that is counted in now.
     pub(crate) fn until_change(&self, state: &WindowState, now: Timestamp) -> Micros {
         Micros::of((self.settle(*state, now).window + 1) * self.length() - now.us())
@@ -85,7 +138,7 @@ impl FixedWindow {
     }
 
     #[inline]
-    const fn settle(&self, state: WindowState, now: Timestamp) -> WindowState {
+    pub(crate) const fn settle(&self, state: WindowState, now: Timestamp) -> WindowState {
         let current = self.number(now);
         let limit = self.limit.get() as i64;
         let WindowState { window, count } = self.redate(state, now);

@@ -4,7 +4,9 @@
 
 use core::num::NonZeroU64;
 
+use super::token_bucket::FLOW_MAX;
 use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use crate::carry::{Consumed, Over};
 use crate::decision::{Ask, Outcome, Standing};
 use crate::limit::LimitError;
 use crate::rate::{HORIZON_MAX_US, Rate, UNITS_MAX};
@@ -78,6 +80,38 @@ impl IntervalBucket {
         }
     }
 
+    /// What was taken of a bucket, as it is at `now`.
+    pub(crate) fn consumed(&self, state: IntervalState, over: Over, now: Timestamp) -> Consumed {
+        let (settled, time) = self.settle(state, now);
+        let over = self.over_after(over, state, settled.last);
+        let debt = (-settled.tokens).max(0);
+        Consumed::new(self.full() - settled.tokens, over, 1, debt, time, Some(settled.last))
+    }
+
+    /// A bucket of which so much was taken before, and what it has no room for, as for the evenly refilled one. A period that runs
+    /// goes on, so that no time is lost, but does not end before the next microsecond.
+    pub(crate) fn resume(&self, consumed: &Consumed) -> (IntervalState, Over) {
+        let (permits, _) = consumed.in_units(1);
+        let room = self.full() + consumed.debt.min(self.full());
+        let earliest = consumed.at - self.period.get() as i64 + 1;
+        let last = consumed.last.map_or(consumed.at, |last| last.max(earliest));
+        let over = Over { permits: (permits - room).max(0), rest: 0 };
+        (IntervalState { tokens: self.full() - permits.min(room), last }, over)
+    }
+
+    /// What lies over once a period begins at `last`: permits that came back beyond the brim pay for it.
+    pub(crate) fn over_after(&self, over: Over, before: IntervalState, last: i64) -> Over {
+        let periods = (last - before.last).max(0) / self.period.get() as i64;
+        let came = periods.min(FLOW_MAX / self.refill.get() as i64) * self.refill.get() as i64;
+        over.less((came - (self.full() - before.tokens)).max(0), 1)
+    }
+
+    /// How long a full bucket takes to pay for what lies over: 35 years at most, then it is forgotten.
+    pub(crate) fn time_to_pay(&self, over: Over) -> Micros {
+        let us = u128::from(self.periods_for(over.permits) as u64) * u128::from(self.period.get());
+        Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
+    }
+
     /// Until the running period ends.
     pub(crate) const fn until_change(&self, state: &IntervalState, now: Timestamp) -> Micros {
         let (state, _) = self.settle(*state, now);
@@ -102,7 +136,7 @@ impl IntervalBucket {
     }
 
     /// The state as it is at `now`, and the instant that counts as now.
-    const fn settle(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
+    pub(crate) const fn settle(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
         let IntervalState { tokens, last } = self.redate(state, now);
         let time = if last > now.us() { last } else { now.us() };
         let periods = ((time - last) as u64 / self.period.get()) as i64;

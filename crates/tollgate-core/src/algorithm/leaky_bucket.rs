@@ -51,6 +51,11 @@ impl LeakyBucket {
         &self.room
     }
 
+    /// The same with another bucket.
+    pub(crate) const fn with_room(&self, room: TokenBucket) -> Self {
+        Self { room, mode: self.mode }
+    }
+
     fn enqueue(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
         if ask.cost > self.size() {
             return Outcome::Impossible;

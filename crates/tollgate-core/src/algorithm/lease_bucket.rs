@@ -6,6 +6,7 @@
 //! it, and two numbers are all that must be known of all leases.
 
 use super::{Algorithm, BucketState, TokenBucket, accepted_wait, admit_by};
+use crate::carry::Over;
 use crate::decision::{Ask, Outcome, Standing};
 use crate::lease::Grant;
 use crate::time::{Micros, Timestamp};
@@ -41,13 +42,18 @@ impl LeaseState {
     ) -> Self {
         let life = life.get().div_ceil(bucket.tick()).clamp(1, i64::MAX as u64) as i64;
         let epoch = since.as_micros().div_ceil(bucket.tick()).div_ceil(life as u64) as i64;
-        let [out, out_before] = out.map(|permits| permits.min(bucket.capacity()));
+        let [out, out_before] = out;
         Self { bucket: state, life, epoch, out, out_before }
     }
 
     /// Whether nobody holds a lease.
     const fn is_home(&self) -> bool {
-        self.out == 0 && self.out_before == 0
+        self.out() == 0
+    }
+
+    /// Permits that are out.
+    const fn out(&self) -> u64 {
+        self.out + self.out_before
     }
 }
 
@@ -96,7 +102,7 @@ impl LeaseBucket {
     pub fn take_back(&self, state: &mut LeaseState, now: Timestamp, permits: u64, at: Timestamp) {
         let mut settled = self.settle(*state, now);
         let epoch = self.0.ticks(at) / settled.life;
-        let permits = permits.min(settled.out + settled.out_before);
+        let permits = permits.min(settled.out());
         if epoch < settled.epoch - 1 || permits == 0 {
             return;
         }
@@ -107,7 +113,8 @@ impl LeaseBucket {
         settled.out -= permits - early;
         // While somebody waits for a start that was promised, only room comes back: more would flow until then than was foreseen.
         // Under a limit that was made smaller meanwhile, no more than there is room for.
-        let level = settled.bucket.level.saturating_add(self.0.units(permits)).min(self.cap(&settled));
+        let room = self.0.units(permits.min(self.0.capacity()));
+        let level = settled.bucket.level.saturating_add(room).min(self.cap(&settled));
         if settled.bucket.level >= 0 && level > settled.bucket.level {
             settled.bucket.level = level;
         }
@@ -119,9 +126,36 @@ impl LeaseBucket {
         if state.bucket.level <= 0 { 0 } else { state.bucket.level as u64 / self.0.unit() }
     }
 
-    /// How full the bucket may be with so much out.
+    /// How full the bucket may be with so much out. Under a limit that was made smaller meanwhile, more may be out than it holds.
     fn cap(&self, state: &LeaseState) -> i64 {
-        self.0.full() - self.0.units(state.out) - self.0.units(state.out_before)
+        self.0.full() - self.0.units(state.out().min(self.0.capacity()))
+    }
+
+    /// A state that was written under another limit. What is out stays out, and is not consumed a second time.
+    pub(crate) fn carry_over(
+        &self,
+        from: &Self,
+        state: LeaseState,
+        over: Over,
+        now: Timestamp,
+    ) -> (LeaseState, Over) {
+        let settled = from.settle(state, now);
+        let over = from.over_after(over, state, &settled);
+        let consumed = from.0.consumed_below(from.cap(&settled), settled.bucket, over);
+        let (bucket, over) = self.0.resume(&consumed, settled.out());
+        let out = [settled.out, settled.out_before];
+        (LeaseState::new(&self.0, bucket, from.life(&settled), from.since(&settled), out), over)
+    }
+
+    /// What lies over in a state once it is settled. While permits are out, nothing is paid. What was out beyond what the bucket can
+    /// hold has taken no room there, so when its time is over it has nothing to fall back on, and lies over.
+    pub(crate) fn over_after(&self, over: Over, before: LeaseState, settled: &LeaseState) -> Over {
+        if before.is_home() {
+            return self.0.over_after(over, before.bucket, settled.bucket.at);
+        }
+        let within = |state: &LeaseState| state.out().min(self.0.capacity());
+        let (ended, freed) = (before.out() - settled.out(), within(&before) - within(settled));
+        Over { permits: over.permits + (ended - freed) as i64, ..over }
     }
 
     /// As good as the clock's time allows: a clock that was set back leaves an exhausted bucket behind, and everything that is out
@@ -136,7 +170,7 @@ impl LeaseBucket {
     }
 
     /// The state as it is at `now`.
-    fn settle(&self, state: LeaseState, now: Timestamp) -> LeaseState {
+    pub(crate) fn settle(&self, state: LeaseState, now: Timestamp) -> LeaseState {
         let mut state = self.redate(state, now);
         let tick = self.0.ticks(now);
         let epoch = tick / state.life;

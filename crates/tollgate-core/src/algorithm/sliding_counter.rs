@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::fixed_window::check_window;
 use super::{Algorithm, accepted_wait, admit_by};
+use crate::carry::Over;
 use crate::decision::{Ask, Outcome, Standing};
 use crate::limit::LimitError;
 use crate::rate::{Rate, TICKS_US, UNITS_MAX};
@@ -49,6 +50,10 @@ impl CounterState {
         (from.max(self.first)..=to.min(self.first + self.counts.len() as i64 - 1))
             .map(|index| self.count(index))
             .sum()
+    }
+
+    fn total(&self) -> i64 {
+        self.counts.iter().sum()
     }
 
     /// Forgets the sub-buckets before `oldest` and the empty ones after the last in use.
@@ -146,6 +151,61 @@ impl SlidingCounter {
         }
     }
 
+    /// Whether it has the same sub-buckets: then counts are history and stay as they are, however many they are.
+    pub(crate) fn cuts_like(&self, other: &Self) -> bool {
+        (self.window, self.sub_buckets) == (other.window, other.sub_buckets)
+    }
+
+    /// A state that was written under another limit. Counts of the same sub-buckets stay, and what lies over comes on top. Cut otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
+    /// limit would have remembered it.
+    pub(crate) fn carry_over(
+        &self,
+        from: &Self,
+        state: &CounterState,
+        over: Over,
+        now: Timestamp,
+    ) -> (CounterState, Over) {
+        let (settled, time) = from.settle(state, now);
+        let (counted, lying) = (settled.total(), over.permits_at(time));
+        let (used, limit) = (counted.max(lying), self.limit.get() as i64);
+        // Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
+        let tail = if counted > 0 { settled.tail.clamp(time, time + self.window.get() as i64) } else { time };
+        let end = from.full_at(&settled).us().max(if lying > 0 { over.rest } else { 0 });
+        let mut carried = match self.cuts_like(from) {
+            true => CounterState { seen: time, tail, ..settled },
+            false => CounterState { tail, ..self.fresh(Timestamp::at(time)) },
+        };
+        let missing = used.min(limit) - carried.total();
+        if missing > 0 {
+            carried.add(tail / self.length(), missing);
+        }
+        if used == 0 || used <= carried.total() && end <= self.full_at(&carried).us() {
+            return (carried, Over::NONE);
+        }
+        (carried, Over { permits: used, rest: end })
+    }
+
+    /// What lies over: whatever is counted is also counted there, and what is given back is given back there, as long as it matters.
+    pub(crate) fn over_after(
+        &self,
+        over: Over,
+        before: &CounterState,
+        after: &CounterState,
+        now: Timestamp,
+    ) -> Over {
+        let taken = after.total() - self.settle(before, now).0.total();
+        // After a clock was set back it matters for as long as the window does.
+        let until = if after.seen < before.seen {
+            over.rest.min(after.seen + self.window.get() as i64)
+        } else {
+            over.rest
+        };
+        if until <= now.us().max(after.seen) {
+            return Over::NONE;
+        }
+        Over { permits: (over.permits + taken).max(0), rest: until }
+    }
+
     /// Until the sub-bucket ends that is counted in now.
     pub(crate) fn until_change(&self, state: &CounterState, now: Timestamp) -> Micros {
         let (_, time) = self.settle(state, now);
@@ -169,21 +229,16 @@ impl SlidingCounter {
     /// All counts in the current sub-bucket if the clock was set back by more than a window: at most three limits' worth, so
     /// that a clock that is set back again and again does not pile up what was promised in between.
     fn redated(&self, state: &CounterState, now: Timestamp) -> Option<CounterState> {
-        let now = now.us();
-        (state.seen - now > self.window.get() as i64).then(|| CounterState {
-            seen: now,
-            tail: now,
-            first: now / self.length(),
-            counts: SmallVec::from_slice(&[state
-                .counts
-                .iter()
-                .sum::<i64>()
-                .min(3 * self.limit.get() as i64)]),
-        })
+        if state.seen - now.us() <= self.window.get() as i64 {
+            return None;
+        }
+        let mut redated = self.fresh(now);
+        redated.add(now.us() / self.length(), state.total().min(3 * self.limit.get() as i64));
+        Some(redated)
     }
 
     /// The state at `now`, and the instant that counts as now.
-    fn settle(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
+    pub(crate) fn settle(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
         let mut state = self.redated(state, now).unwrap_or_else(|| state.clone());
         let time = now.us().max(state.seen);
         state.trim(time / self.length() - self.buckets());
@@ -199,6 +254,11 @@ impl SlidingCounter {
             return inside + oldest;
         }
         let left = self.length_ticks() - (instant % self.length()) / self.tick.get() as i64;
+        // Counted under a larger limit it may be too large for an exact product: more than the limit is all that matters then.
+        let limit = self.limit.get() as i64;
+        if oldest > limit * self.length_ticks() / left {
+            return inside + limit + 1;
+        }
         inside + ((oldest * left) as u64).div_ceil(self.length_ticks() as u64) as i64
     }
 

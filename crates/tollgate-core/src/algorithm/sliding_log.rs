@@ -1,13 +1,13 @@
 //! `SLIDING_WINDOW`: the exact log. At most the limit in any trailing window; one entry per admission, however large.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{VecDeque, vec_deque};
 use core::num::NonZeroU64;
 
 use super::fixed_window::check_window;
 use super::{Algorithm, accepted_wait, admit_by};
 use crate::decision::{Ask, Outcome, Standing};
 use crate::limit::LimitError;
-use crate::rate::Rate;
+use crate::rate::{HORIZON_MAX_US, Rate};
 use crate::time::{Micros, Timestamp};
 
 /// At most `limit` permits in any `(x - window, x]`.
@@ -15,10 +15,12 @@ use crate::time::{Micros, Timestamp};
 pub struct SlidingLog {
     limit: NonZeroU64,
     window: NonZeroU64,
+    /// For how long entries are kept, at least the window: a longer window that comes back still finds them.
+    retention: NonZeroU64,
     count_denied: bool,
 }
 
-/// The admissions of the last window, oldest first. Starts never decrease: first come, first served.
+/// The admissions that are kept, oldest first. Starts never decrease: first come, first served.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogState {
     entries: VecDeque<LogEntry>,
@@ -60,6 +62,16 @@ impl LogState {
             // What is left of a refunded log only keeps the time, and the new entry keeps a later one.
             Some(newest) if newest.cost == 0 => *newest = entry,
             Some(_) | None => self.entries.push_back(entry),
+        }
+    }
+
+    /// The costs of the entries from an index on, read from the nearer end.
+    fn sum_from(&self, index: usize) -> i64 {
+        let sum = |range: vec_deque::Iter<'_, LogEntry>| range.map(|entry| entry.cost).sum::<i64>();
+        if index * 2 > self.entries.len() {
+            sum(self.entries.range(index..))
+        } else {
+            self.total - sum(self.entries.range(..index))
         }
     }
 
@@ -115,6 +127,8 @@ impl LogState {
 struct View {
     /// The instant that counts as now: never before what the log has seen.
     time: i64,
+    /// Entries before this index are not kept any longer.
+    kept: usize,
     /// Entries before this index no longer count.
     oldest: usize,
     /// Permits that count.
@@ -127,7 +141,17 @@ impl SlidingLog {
     /// `rate.permits()` in any trailing window of `rate.per()`.
     pub fn new(rate: Rate) -> Result<Self, LimitError> {
         let (limit, window) = check_window(rate)?;
-        Ok(Self { limit, window, count_denied: false })
+        Ok(Self { limit, window, retention: window, count_denied: false })
+    }
+
+    /// Keeps entries for so long although they do not count any more: for keys that may come under a longer window again. Whatever is
+    /// given back is taken off the oldest entry that is kept, so it does not come free while those that no longer count can pay it.
+    pub const fn retaining(self, retention: Micros) -> Self {
+        match NonZeroU64::new(if retention.get() > HORIZON_MAX_US { HORIZON_MAX_US } else { retention.get() })
+        {
+            Some(retention) if retention.get() > self.window.get() => Self { retention, ..self },
+            Some(_) | None => Self { retention: self.window, ..self },
+        }
     }
 
     /// Lets denied requests count too, up to the limit.
@@ -145,6 +169,11 @@ impl SlidingLog {
         Micros::new(self.window.get())
     }
 
+    /// For how long entries are kept.
+    pub const fn retention(&self) -> Micros {
+        Micros::new(self.retention.get())
+    }
+
     /// Whether denied requests count.
     pub const fn counts_denied(&self) -> bool {
         self.count_denied
@@ -157,12 +186,14 @@ impl SlidingLog {
     fn view(&self, state: &LogState, now: Timestamp) -> View {
         let now = now.us();
         let Some(newest) = state.entries.back() else {
-            return View { time: now, oldest: 0, used: 0, earliest: now };
+            return View { time: now, kept: 0, oldest: 0, used: 0, earliest: now };
         };
         let time = now.max(newest.start - newest.lead);
-        let oldest = state.entries.partition_point(|entry| entry.start <= time - self.length());
-        let expired: i64 = state.entries.range(..oldest).map(|entry| entry.cost).sum();
-        View { time, oldest, used: state.total - expired, earliest: time.max(newest.start) }
+        let since = |instant: i64| state.entries.partition_point(|entry| entry.start <= instant);
+        let oldest = since(time - self.length());
+        let kept =
+            if self.retention == self.window { oldest } else { since(time - self.retention.get() as i64) };
+        View { time, kept, oldest, used: state.sum_from(oldest), earliest: time.max(newest.start) }
     }
 
     /// The log as it counts if the clock was set back by more than a window: all of it at `now`.
@@ -172,7 +203,8 @@ impl SlidingLog {
             return None;
         }
         let mut log = LogState::default();
-        log.push(LogEntry { start: now.us(), cost: self.view(state, now).used, lead: 0 });
+        let kept = state.sum_from(self.view(state, now).kept);
+        log.push(LogEntry { start: now.us(), cost: kept, lead: 0 });
         Some(log)
     }
 
@@ -235,7 +267,7 @@ impl Algorithm for SlidingLog {
         };
         if charged > 0 {
             let start = if outcome.is_admitted() { start } else { view.earliest };
-            state.drop_expired(view.oldest);
+            state.drop_expired(view.kept);
             state.push(LogEntry { start, cost: charged, lead: start - view.time });
         }
         outcome
@@ -259,7 +291,7 @@ impl Algorithm for SlidingLog {
         if at.us() <= view.time - self.length() || view.used == 0 {
             return;
         }
-        state.drop_expired(view.oldest);
+        state.drop_expired(view.kept);
         match state.entries.back() {
             Some(newest) if newest.start == at.us() => state.reduce_newest(cost),
             // The younger entries stay, so no more comes free than the true history would free.
@@ -276,7 +308,7 @@ impl Algorithm for SlidingLog {
         let most = 2 * self.limit.get() as i64;
         let cost = (cost.min(most as u64) as i64).min(most - view.used);
         if cost > 0 {
-            state.drop_expired(view.oldest);
+            state.drop_expired(view.kept);
             state.push(LogEntry { start: view.earliest, cost, lead: view.earliest - view.time });
         }
     }
@@ -285,6 +317,6 @@ impl Algorithm for SlidingLog {
         state
             .entries
             .back()
-            .map_or(Timestamp::default(), |newest| Timestamp::at(newest.start + self.length()))
+            .map_or(Timestamp::default(), |newest| Timestamp::at(newest.start + self.retention.get() as i64))
     }
 }

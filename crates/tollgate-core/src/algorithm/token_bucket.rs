@@ -3,9 +3,10 @@
 use core::num::NonZeroU64;
 
 use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use crate::carry::{Consumed, Over};
 use crate::decision::{Ask, Outcome, Standing};
 use crate::limit::LimitError;
-use crate::rate::{Rate, Scale};
+use crate::rate::{HORIZON_MAX_US, Rate, Scale, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
 /// At most `capacity` permits at once, refilled evenly at a rate.
@@ -28,6 +29,9 @@ pub struct BucketState {
     pub at: i64,
 }
 
+/// Units that are seen to flow at once, at most: what lies over is paid in numbers that are exact in a double.
+pub(super) const FLOW_MAX: i64 = 1 << 52;
+
 impl TokenBucket {
     /// A bucket that holds `capacity` permits and gets them back at `refill`.
     pub fn new(capacity: u64, refill: Rate) -> Result<Self, LimitError> {
@@ -35,6 +39,17 @@ impl TokenBucket {
         let scale = Scale::choose(capacity.get(), refill)?;
         let full = (capacity.get() * scale.unit.get()) as i64;
         Ok(Self { capacity, scale, full, fill_ticks: div_ceil(full, scale.flow) })
+    }
+
+    /// The bucket whose tick, units in a permit, units in a tick and capacity these are.
+    pub(crate) fn from_parts(parts: [u64; 4]) -> Option<Self> {
+        let [tick, unit, flow, capacity] = parts.map(NonZeroU64::new);
+        let (scale, capacity) = (Scale { tick: tick?, unit: unit?, flow: flow? }, capacity?);
+        let full = capacity.checked_mul(scale.unit).filter(|units| units.get() <= UNITS_MAX)?.get() as i64;
+        let fill_ticks = div_ceil(full, scale.flow);
+        let fits = scale.flow.get() <= UNITS_MAX
+            && (fill_ticks as u64).checked_mul(scale.tick.get()).is_some_and(|us| us <= HORIZON_MAX_US);
+        fits.then_some(Self { capacity, scale, full, fill_ticks })
     }
 
     /// The most permits that can be taken at once.
@@ -102,7 +117,7 @@ impl TokenBucket {
 
     /// The state as it is at `now`: refilled, or held if the clock stepped back.
     #[inline]
-    pub(super) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
+    pub(crate) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
         self.refill(self.redate(state, now), now)
     }
 
@@ -117,6 +132,50 @@ impl TokenBucket {
                 settled.level.min(-((owed * self.flow()) as i64)).max(-self.full - self.flow() as i64);
             *state = BucketState { level, at };
         }
+    }
+
+    /// What was taken of a bucket, as it is at `now`.
+    pub(crate) fn consumed(&self, state: BucketState, over: Over, now: Timestamp) -> Consumed {
+        let settled = self.settle(state, now);
+        let over = self.over_after(over, state, settled.at);
+        self.consumed_below(self.full, settled, over)
+    }
+
+    /// What was taken of a bucket that is settled, and full at `cap`.
+    pub(super) fn consumed_below(&self, cap: i64, settled: BucketState, over: Over) -> Consumed {
+        let debt = div_ceil((-settled.level).max(0), self.scale.unit);
+        let used = (cap - settled.level).max(0);
+        Consumed::new(used, over, self.unit() as i64, debt, self.us(settled.at), None)
+    }
+
+    /// A bucket of which so much was taken before, with `out` permits lent, and what it has no room for. It is empty at worst, but for
+    /// promises and debts of up to a bucketful: whoever waits, waits no longer than this bucket could let wait.
+    pub(crate) fn resume(&self, consumed: &Consumed, out: u64) -> (BucketState, Over) {
+        let (permits, rest) = consumed.in_units(self.unit() as i64);
+        let size = self.capacity() as i64;
+        let home = size - out.min(self.capacity()) as i64;
+        let room = home + consumed.debt.min(size);
+        let (taken, over) = match permits >= room {
+            true => (room * self.unit() as i64, Over { permits: permits - room, rest }),
+            false => (permits * self.unit() as i64 + rest, Over::NONE),
+        };
+        // Later rather than earlier, where ticks are longer: what flows in one must not flow twice.
+        let at = div_ceil(consumed.at, self.scale.tick);
+        (BucketState { level: home * self.unit() as i64 - taken, at }, over)
+    }
+
+    /// What lies over once so much has flowed as from `before` to the tick `at`: what goes beyond the brim pays for it.
+    pub(crate) fn over_after(&self, over: Over, before: BucketState, at: i64) -> Over {
+        let ticks = (at - before.at).clamp(0, FLOW_MAX / self.flow() as i64);
+        let overflow = (ticks * self.flow() as i64 - (self.full - before.level)).max(0);
+        over.less(overflow, self.unit() as i64)
+    }
+
+    /// How long a full bucket takes to pay for what lies over: 35 years at most, then it is forgotten.
+    pub(crate) fn time_to_pay(&self, over: Over) -> Micros {
+        let units = over.permits as u128 * u128::from(self.unit()) + over.rest as u128;
+        let us = units.div_ceil(u128::from(self.flow())) * u128::from(self.tick());
+        Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
     }
 
     /// [`TokenBucket::settle`], for a state that is not dated too far ahead.

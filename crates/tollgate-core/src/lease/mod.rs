@@ -193,13 +193,19 @@ impl LeaseTerms {
 
     /// Lends as many of the `wanted` permits as are left, but no more than one part of that in `parts`.
     pub fn lend(&self, limit: &Limit, state: &mut State, now: Timestamp, wanted: u64, parts: u64) -> Grant {
+        limit.with_over(state, now, |state| self.lend_from(limit, state, now, wanted, parts))
+    }
+
+    fn lend_from(&self, limit: &Limit, state: &mut State, now: Timestamp, wanted: u64, parts: u64) -> Grant {
         if let (Lending::Counted { life }, Some(lender)) = (self.lending, limit.lender()) {
             let mut lent = match state {
                 State::Lent(lent) => *lent,
                 State::Bucket(bucket) => LeaseState { bucket: *bucket, ..lender.fresh(now) },
-                State::Interval(_) | State::Window(_) | State::Log(_) | State::Counter(_) => {
-                    lender.fresh(now)
-                }
+                State::Interval(_)
+                | State::Window(_)
+                | State::Log(_)
+                | State::Counter(_)
+                | State::Carried(_) => lender.fresh(now),
             };
             let grant = lender.lend(&mut lent, now, wanted, parts, life);
             *state = State::Lent(lent);
@@ -217,7 +223,7 @@ impl LeaseTerms {
     /// Takes back what was not spent of a grant that was known by `at`. What has flowed in its place since does not come back a second
     /// time: whoever borrows anew and gives back what is old would hold more and more beyond a full bucket.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
-        match (self.lending, limit.lender(), state) {
+        limit.with_over(state, now, |state| match (self.lending, limit.lender(), state) {
             (Lending::Counted { .. }, Some(lender), State::Lent(lent)) => {
                 lender.take_back(lent, now, permits, at)
             }
@@ -226,7 +232,7 @@ impl LeaseTerms {
             (Lending::Plain { .. } | Lending::UntilChange { .. }, _, state) => {
                 limit.refund(state, now, permits, at)
             }
-        }
+        })
     }
 
     /// For how long what was just taken may be spent.

@@ -18,12 +18,12 @@ pub(crate) fn config() -> ProptestConfig {
     }
 }
 
-fn per_micros(permits: u64, us: u64) -> Rate {
+pub(crate) fn per_micros(permits: u64, us: u64) -> Rate {
     Rate::new(permits, Micros::new(us)).unwrap()
 }
 
 /// Rates from one permit in an age to many in a microsecond.
-fn rates() -> impl Strategy<Value = Rate> {
+pub(crate) fn rates() -> impl Strategy<Value = Rate> {
     prop_oneof![
         (1..=12_u64, 1..=100_u64),
         (1..=1_000_u64, prop::sample::select(vec![1_000_u64, 1_000_000, 60_000_000, 3_600_000_000])),
@@ -34,7 +34,7 @@ fn rates() -> impl Strategy<Value = Rate> {
 }
 
 /// Bucket sizes: tiny, or in the thousands.
-fn sizes() -> impl Strategy<Value = u64> {
+pub(crate) fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![3 => 1..=12_u64, 1 => 1..=5_000_u64]
 }
 
@@ -45,23 +45,23 @@ fn window_rates() -> impl Strategy<Value = Rate> {
 }
 
 /// Half a year: slower limits would run a trace past the end of time.
-fn recovers_in_time(limit: &Limit) -> bool {
+pub(crate) fn recovers_in_time(limit: &Limit) -> bool {
     limit.horizon() <= Micros::new(1 << 44)
 }
 
-fn token_buckets() -> impl Strategy<Value = Limit> {
+pub(crate) fn token_buckets() -> impl Strategy<Value = Limit> {
     (sizes(), rates()).prop_filter_map("exact", |(size, rate)| {
         TokenBucket::new(size, rate).ok().map(Limit::TokenBucket).filter(recovers_in_time)
     })
 }
 
-fn leaky_buckets(mode: LeakyMode) -> impl Strategy<Value = Limit> {
+pub(crate) fn leaky_buckets(mode: LeakyMode) -> impl Strategy<Value = Limit> {
     (sizes(), rates()).prop_filter_map("exact", move |(size, rate)| {
         LeakyBucket::new(size, rate, mode).ok().map(Limit::LeakyBucket).filter(recovers_in_time)
     })
 }
 
-fn interval_buckets() -> impl Strategy<Value = Limit> {
+pub(crate) fn interval_buckets() -> impl Strategy<Value = Limit> {
     (sizes(), rates()).prop_filter_map("exact", |(size, rate)| {
         IntervalBucket::new(size, rate).ok().map(Limit::IntervalBucket).filter(recovers_in_time)
     })
@@ -100,7 +100,7 @@ fn limits() -> impl Strategy<Value = Limit> {
     ]
 }
 
-fn counts_denied(limit: &Limit) -> bool {
+pub(crate) fn counts_denied(limit: &Limit) -> bool {
     match limit {
         Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) => false,
         Limit::FixedWindow(it) => it.counts_denied(),
@@ -164,7 +164,7 @@ fn steps(len: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Instants to begin at: the epoch, today, a while before the end of time.
-fn starts() -> impl Strategy<Value = u64> {
+pub(crate) fn starts() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0_u64),
         0..=1_000_u64,
@@ -175,9 +175,9 @@ fn starts() -> impl Strategy<Value = u64> {
 
 /// An admission that was not given back.
 #[derive(Clone, Copy, Debug)]
-struct Grant {
-    start: u64,
-    cost: u64,
+pub(crate) struct Grant {
+    pub(crate) start: u64,
+    pub(crate) cost: u64,
 }
 
 /// A limit, a key's state, and the clock that is handed in.
@@ -224,7 +224,7 @@ impl Run {
             (_, State::Window(state)) => state.window * self.limit.horizon().get() as i64,
             (_, State::Log(state)) => state.entries().last().map_or(0, |newest| newest.start - newest.lead),
             (_, State::Counter(state)) => state.seen,
-            (_, State::Bucket(_) | State::Lent(_)) => unreachable!(),
+            (_, State::Bucket(_) | State::Lent(_) | State::Carried(_)) => unreachable!(),
         };
         seen as u64
     }
@@ -275,7 +275,10 @@ impl Run {
 }
 
 /// Fails where more was admitted in an interval than `most(from, to)` allows.
-fn check_intervals(mut grants: Vec<Grant>, most: impl Fn(u64, u64) -> u128) -> Result<(), TestCaseError> {
+pub(crate) fn check_intervals(
+    mut grants: Vec<Grant>,
+    most: impl Fn(u64, u64) -> u128,
+) -> Result<(), TestCaseError> {
     grants.sort_by_key(|grant| grant.start);
     for (first, from) in grants.iter().enumerate() {
         let mut sum = 0_u128;

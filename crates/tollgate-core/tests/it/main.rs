@@ -4,6 +4,7 @@
 mod accuracy; // how far the sliding counter is from the exact log
 mod breaker; // when a failing server is asked again
 mod calendar; // days, weeks and months of time zones
+mod carry; // what a key has used when its limit changes
 mod holding; // what a node does with what it has borrowed
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent

@@ -29,7 +29,7 @@ const SMALL: Bound = Bound { burst: 20, permits: 10, period_us: 1_000_000 };
 const LARGE: Bound = Bound { burst: 60, permits: 30, period_us: 1_000_000 };
 
 fn policy(number: usize) -> String {
-    let Bound { burst, permits, .. } = if number % 2 == 0 { LARGE } else { SMALL };
+    let Bound { burst, permits, .. } = if number.is_multiple_of(2) { LARGE } else { SMALL };
     let field = if number % WRONG_EVERY == WRONG_EVERY - 1 { "limt" } else { "limit" };
     format!("rules: [{{ name: hot, key: user, {field}: {permits}/s burst {burst} }}]\n")
 }

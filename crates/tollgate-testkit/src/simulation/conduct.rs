@@ -266,7 +266,7 @@ impl World {
                 if let Some((limit, _, terms)) = self.scenario.next {
                     self.tell(|_| format!("another limit: {limit:?} {terms:?}"));
                     (self.limit, self.terms) = (limit, terms);
-                    self.store.change(limit, terms);
+                    self.store.change(limit, terms, self.now_us);
                 }
             }
         }

@@ -1,9 +1,7 @@
 //! The one store: a state for each key, a clock of its own, and what can happen to both.
 
-use tollgate_core::algorithm::{BucketState, LeaseState};
-use tollgate_core::{
-    Algorithm, Ask, Grant, LeaseTerms, Limit, Micros, Outcome, State, Timestamp, TokenBucket,
-};
+use tollgate_core::algorithm::LeaseState;
+use tollgate_core::{Algorithm, Ask, Grant, LeaseTerms, Limit, Micros, Outcome, State, Timestamp};
 
 use super::Flaw;
 
@@ -193,12 +191,12 @@ impl Store {
         lost
     }
 
-    /// Goes on with another limit. Permits stay what they are.
-    pub(super) fn change(&mut self, limit: Limit, terms: Option<LeaseTerms>) {
-        let (Some(old), Some(new)) = (bucket_of(&self.limit), bucket_of(&limit)) else { return };
+    /// Goes on with another limit: states are carried over.
+    pub(super) fn change(&mut self, limit: Limit, terms: Option<LeaseTerms>, real_us: u64) {
+        let now = self.now(real_us);
         for slot in &mut self.slots {
-            slot.state = slot.state.take().map(|state| carried(&old, &new, state));
-            slot.twin = slot.twin.take().map(|state| carried(&old, &new, state));
+            slot.state = slot.state.take().map(|state| limit.carry_over(&self.limit, state, now));
+            slot.twin = slot.twin.take().map(|state| limit.carry_over(&self.limit, state, now));
         }
         (self.limit, self.terms) = (limit, terms);
     }
@@ -277,36 +275,5 @@ fn skip_epochs(lent: &mut LeaseState, now: Timestamp) {
     let epoch = now.as_micros() as i64 / lent.life;
     while lent.epoch < epoch && lent.out + lent.out_before > 0 {
         (lent.out_before, lent.out, lent.epoch) = (lent.out, 0, lent.epoch + 1);
-    }
-}
-
-fn bucket_of(limit: &Limit) -> Option<TokenBucket> {
-    match limit {
-        Limit::TokenBucket(it) => Some(*it),
-        Limit::LeakyBucket(it) => Some(*it.room()),
-        Limit::IntervalBucket(_)
-        | Limit::FixedWindow(_)
-        | Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_) => None,
-    }
-}
-
-/// The same permits in another bucket, as the scripts read a state that was written under another limit.
-fn carried(old: &TokenBucket, new: &TokenBucket, state: State) -> State {
-    let bucket = |state: BucketState| {
-        let permits = state.level.div_euclid(old.unit() as i64);
-        let full = (new.capacity() * new.unit()) as i64;
-        let level = (permits * new.unit() as i64).clamp(-full - new.flow() as i64, full);
-        BucketState { level, at: state.at * old.tick() as i64 / new.tick() as i64 }
-    };
-    match state {
-        State::Bucket(own) => State::Bucket(bucket(own)),
-        State::Lent(lent) => {
-            let life = Micros::new(lent.life as u64 * old.tick());
-            let since = Timestamp::from_micros((lent.epoch * lent.life) as u64 * old.tick());
-            let out = [lent.out, lent.out_before];
-            State::Lent(LeaseState::new(new, bucket(lent.bucket), life, since, out))
-        }
-        other => other,
     }
 }

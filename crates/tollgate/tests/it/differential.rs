@@ -23,11 +23,17 @@ struct Home {
 
 impl Home {
     async fn of(server: &RedisServer, logs: LogStorage) -> Self {
+        Self::remembering(server, logs, Duration::from_millis(80)).await
+    }
+
+    /// With nothing remembered it is as if every limit were asked on a node of its own: none knows what another has changed since.
+    async fn remembering(server: &RedisServer, logs: LogStorage, denials: Duration) -> Self {
         let clock = Clock::manual(Timestamp::default());
         let mut config = RedisConfig::new(server.url().parse().unwrap());
         config.clock = Some(clock.clone());
         config.sliding_log = logs;
         config.deadline = Duration::from_secs(10);
+        config.remember_denials = denials;
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
         engine.connected(Duration::from_secs(10)).await.unwrap();
@@ -298,6 +304,118 @@ async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
     println!("{algorithm}: {done} steps, no difference (seed {seed}); {stats:?}");
 }
 
+/// Two to four limits that a key may come under, alike or not at all.
+fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
+    let alike = random.one_in(2);
+    let (rate, parts, strict) = loop {
+        let rate = random_rate(random);
+        if rate.permits() <= 1_000 && rate.per().get() % 6 == 0 {
+            break (rate, [1, 1, 2, 3][random.below(4) as usize], random.one_in(2));
+        }
+    };
+    let mut limits = Vec::new();
+    while limits.len() < 2 + random.below(3) as usize {
+        let size = if random.one_in(4) { 1 + random.below(1_000_000) } else { 1 + random.below(30) };
+        let other = Rate::new(size, rate.per()).unwrap();
+        let made = match algorithm {
+            // Both refills have one name, and share keys.
+            "token bucket" if !alike || random.one_in(3) => {
+                let kind = ["token bucket", "interval bucket"][random.below(2) as usize];
+                Ok(random_limit(kind, random))
+            }
+            _ if !alike => Ok(random_limit(algorithm, random)),
+            "token bucket" => match random.one_in(4) {
+                true => IntervalBucket::new(size, rate).map(Limit::IntervalBucket),
+                false => TokenBucket::new(size, rate).map(Limit::TokenBucket),
+            },
+            "leaky bucket" => {
+                let mode = [LeakyMode::Meter, LeakyMode::Queue][random.below(2) as usize];
+                LeakyBucket::new(size, rate, mode).map(Limit::LeakyBucket)
+            }
+            "fixed window" => FixedWindow::new(other).map(Limit::FixedWindow),
+            "sliding log" | "packed sliding log" => SlidingLog::new(other).map(Limit::SlidingLog),
+            _ => SlidingCounter::new(other, parts, strict).map(Limit::SlidingCounter),
+        };
+        limits.extend(made);
+    }
+    // Logs are kept for the longest window, or not.
+    let longest = limits.iter().map(Limit::horizon).max().unwrap();
+    let retention = if random.one_in(4) { Micros::ZERO } else { longest };
+    for limit in &mut limits {
+        if let Limit::SlidingLog(log) = limit {
+            *log = log.retaining(retention);
+        }
+    }
+    limits
+}
+
+/// One key under limits that change back and forth.
+async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
+    let logs = if algorithm == "packed sliding log" { LogStorage::Packed } else { LogStorage::SortedSet };
+    let home = Home::remembering(server, logs, Duration::ZERO).await;
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let (mut done, mut changes, mut lay_over) = (0, 0, 0);
+    while done < steps {
+        let limits = random_limits(algorithm, &mut random);
+        let memory = MemoryEngine::new(MemoryConfig { max_keys: 64 }, home.clock.clone());
+        let mut all: Vec<_> =
+            limits.iter().map(|limit| home.twins_in(&memory, *limit, format!("changing:{done}"))).collect();
+        let mut now = [0, 1_763_000_000_000_000][random.below(2) as usize] + random.below(1_000_000);
+        let (mut grants, mut which) = (Vec::new(), 0);
+        for step in 0..200 {
+            if random.one_in(3) {
+                which = random.below(limits.len() as u64) as usize;
+                changes += 1;
+            }
+            let (limit, twins) = (&limits[which], &mut all[which]);
+            now = random_time(&mut random, now, limit.horizon().get());
+            if now > TIME_MAX {
+                break;
+            }
+            home.clock.set(Timestamp::from_micros(now));
+            let op = random_op(&mut random, limit, &grants);
+            twins.expire(now).await;
+            let memory = twins.in_memory(&op);
+            let redis = twins.in_redis(&op, now).await;
+            if std::env::var_os("TESTS_TRACE").is_some() {
+                let shown = server.cli(&["HGETALL", &twins.stored]).replace('\n', " ");
+                println!("{now} {which} {op:?} -> {memory:?} | {shown}");
+            }
+            assert_eq!(memory, redis, "seed {seed}, step {step} of {which} of {limits:#?} at {now}: {op:?}");
+            lay_over += u64::from(
+                !matches!(limit, Limit::SlidingLog(_)) && step % 16 == 0 && {
+                    let kept: Option<String> = redis::cmd("HGET")
+                        .arg(&twins.stored)
+                        .arg("limit")
+                        .query_async(&mut twins.connection)
+                        .await
+                        .unwrap();
+                    kept.is_some_and(|kept| kept.contains(" over "))
+                },
+            );
+            let asks = match &op {
+                Op::Take(ask) => vec![*ask],
+                Op::TakeEach(asks) => asks.clone(),
+                _ => Vec::new(),
+            };
+            for (ask, decision) in asks.iter().zip(&memory).filter(|(_, decision)| decision.is_admitted()) {
+                grants.push((ask.cost, now + decision.outcome.delay().get()));
+            }
+            done += asks.len().max(1) as u64;
+            let expires_us = all[which].expires_us;
+            all.iter_mut().for_each(|twins| twins.expires_us = expires_us);
+        }
+    }
+    println!(
+        "{algorithm}: {done} steps, {changes} changes, {lay_over} lay over, no difference (seed {seed})"
+    );
+}
+
+fn compare_changing_on(program: ServerProgram, algorithm: &str, steps: u64) {
+    run(async { compare_changing(&RedisServer::build().program(program).start(), algorithm, steps).await });
+}
+
 fn compare_on(program: ServerProgram, algorithm: &str, steps: u64) {
     run(async { compare(&RedisServer::build().program(program).start(), algorithm, steps).await });
 }
@@ -324,6 +442,39 @@ macro_rules! differential {
             })*
         }
     };
+}
+
+/// The same under limits that change.
+macro_rules! changing {
+    ($($name:ident: $algorithm:literal;)*) => {
+        mod changing_redis_7 {
+            $(#[test]
+            fn $name() {
+                super::compare_changing_on(super::ServerProgram::Redis, $algorithm, super::long_or(100_000, 6_000));
+            })*
+        }
+        mod changing_valkey_9 {
+            $(#[test]
+            fn $name() {
+                super::compare_changing_on(super::ServerProgram::Valkey, $algorithm, super::long_or(100_000, 3_000));
+            })*
+        }
+        mod changing_redis_6 {
+            $(#[test]
+            fn $name() {
+                super::compare_changing_on(super::ServerProgram::Redis62, $algorithm, super::long_or(100_000, 1_000));
+            })*
+        }
+    };
+}
+
+changing! {
+    token_buckets_carry_over_alike_in_memory_and_in_the_store: "token bucket";
+    leaky_buckets_carry_over_alike_in_memory_and_in_the_store: "leaky bucket";
+    fixed_windows_carry_over_alike_in_memory_and_in_the_store: "fixed window";
+    sliding_logs_carry_over_alike_in_memory_and_in_the_store: "sliding log";
+    packed_sliding_logs_carry_over_alike_in_memory_and_in_the_store: "packed sliding log";
+    sliding_counters_carry_over_alike_in_memory_and_in_the_store: "sliding counter";
 }
 
 differential! {
@@ -439,16 +590,23 @@ fn several_limits_with_packed_logs_are_taken_together_or_not_at_all() {
 fn several_with(logs: LogStorage) {
     run(async {
         let server = RedisServer::start();
-        let home = Home::of(&server, logs).await;
+        let home = Home::remembering(&server, logs, Duration::ZERO).await;
         let mut random = Random::new(seed());
         for round in 0..long_or(1_000, 60) {
             let many = 2 + random.below(4);
             let memory = home.memory();
+            // Each has another limit that it may change to.
+            let mut others = Vec::new();
             let mut all: Vec<_> = (0..many)
                 .map(|number| {
                     let algorithm = ALGORITHMS[random.below(6) as usize];
-                    let limit = random_limit(algorithm, &mut random);
-                    home.twins_in(&memory, limit, format!("several:{round}:{number}"))
+                    let key = format!("several:{round}:{number}");
+                    let [one, other] = [(); 2].map(|()| {
+                        let limit = random_limit(algorithm, &mut random);
+                        home.twins_in(&memory, limit, key.clone())
+                    });
+                    others.push(other);
+                    one
                 })
                 .collect();
             let horizon = all.iter().map(|twins| twins.redis.limit().horizon().get()).min().unwrap();
@@ -456,6 +614,11 @@ fn several_with(logs: LogStorage) {
             for _ in 0..20 {
                 now = random_time(&mut random, now, horizon);
                 home.clock.set(Timestamp::from_micros(now));
+                for (one, other) in all.iter_mut().zip(&mut others) {
+                    if random.one_in(6) {
+                        std::mem::swap(one, other);
+                    }
+                }
                 let costs: Vec<u64> = all
                     .iter()
                     .map(|twins| match (random.below(16), twins.memory.limit().size()) {

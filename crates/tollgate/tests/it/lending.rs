@@ -19,39 +19,48 @@ use crate::run;
 struct Reference {
     limit: Limit,
     terms: LeaseTerms,
-    state: Option<State>,
+    /// With the limit that it was written under.
+    state: Option<(Limit, State)>,
     returns: u64,
     now: Timestamp,
 }
 
 impl Reference {
-    fn with<T>(&mut self, change: impl FnOnce(&Limit, &LeaseTerms, &mut State, Timestamp) -> T) -> T {
-        let fresh = self.limit.fresh(self.now);
-        let mut state = self.state.clone().unwrap_or_else(|| fresh.clone());
+    /// Whoever `takes` keeps that the limit has changed.
+    fn with<T>(
+        &mut self,
+        takes: bool,
+        change: impl FnOnce(&Limit, &LeaseTerms, &mut State, Timestamp) -> T,
+    ) -> T {
+        let found = match &self.state {
+            Some((under, state)) => self.limit.carry_over(under, state.clone(), self.now),
+            None => self.limit.fresh(self.now),
+        };
+        let mut state = found.clone();
         let answer = change(&self.limit, &self.terms, &mut state, self.now);
         // Nothing is kept of a key that was only looked at.
-        if self.state.is_some() || state != fresh {
-            self.state = Some(state);
+        if takes && self.state.is_some() || state != found {
+            self.state = Some((self.limit, state));
         }
         answer
     }
 
     fn decide(&mut self, ask: Ask) -> Decision {
-        self.with(|limit, _, state, now| {
+        self.with(ask.cost > 0 && ask.cost <= self.limit.size(), |limit, _, state, now| {
             let outcome = limit.decide(state, now, ask);
             decision(limit, state, now, outcome)
         })
     }
 
     fn peek(&mut self, ask: Ask) -> Decision {
-        self.with(|limit, _, state, now| {
+        self.with(false, |limit, _, state, now| {
             let outcome = limit.peek(state, now, ask);
             decision(limit, state, now, outcome)
         })
     }
 
     fn lend(&mut self, wanted: u64, parts: u64) -> Grant {
-        self.with(|limit, terms, state, now| terms.lend(limit, state, now, wanted, parts))
+        self.with(wanted > 0, |limit, terms, state, now| terms.lend(limit, state, now, wanted, parts))
     }
 
     /// Says what the store would: which return it would have to be, if it is none.
@@ -60,7 +69,9 @@ impl Reference {
             return Some(self.returns);
         }
         let before = self.state.clone();
-        self.with(|limit, terms, state, now| terms.take_back(limit, state, now, lease.left, lease.at));
+        self.with(false, |limit, terms, state, now| {
+            terms.take_back(limit, state, now, lease.left, lease.at);
+        });
         self.returns += u64::from(self.state != before);
         None
     }
@@ -78,10 +89,11 @@ struct Home {
 }
 
 impl Home {
-    async fn of(server: &RedisServer) -> Self {
+    async fn of(server: &RedisServer, remember_denials: Duration) -> Self {
         let clock = Clock::manual(Timestamp::default());
         let mut config = RedisConfig::new(server.url().parse().unwrap());
         config.clock = Some(clock.clone());
+        config.remember_denials = remember_denials;
         config.deadline = Duration::from_secs(10);
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
@@ -138,14 +150,26 @@ fn random_ask(random: &mut Random, limit: &Limit) -> Ask {
 }
 
 async fn compare(server: &RedisServer, steps: u64) {
-    let home = Home::of(server).await;
+    compare_among(server, 1, steps).await;
+}
+
+/// Under one limit, or under several that change back and forth.
+async fn compare_among(server: &RedisServer, many: usize, steps: u64) {
+    // Among several limits one does not know what another has changed since.
+    let home = Home::of(server, Duration::from_millis(if many == 1 { 80 } else { 0 })).await;
     let seed = std::env::var("TESTS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut random = Random::new(seed);
     let (mut done, mut lent, mut returned) = (0, 0, 0);
     while done < steps {
         let (limit, terms) = random_limit(&mut random);
         let scope = limit.algorithm().as_lowercase();
-        let store = home.engine.limiter(scope, limit);
+        let mut limits = vec![(limit, terms)];
+        while limits.len() < many {
+            let other = random_limit(&mut random);
+            limits.extend((other.0.algorithm() == limit.algorithm()).then_some(other));
+        }
+        let stores: Vec<_> = limits.iter().map(|(limit, _)| home.engine.limiter(scope, *limit)).collect();
+        let store = stores[0].clone();
         let mut trace = Trace {
             connection: home.connection.clone(),
             stored: format!("rate_limiter:{scope}:user:{done}"),
@@ -157,6 +181,12 @@ async fn compare(server: &RedisServer, steps: u64) {
         };
         let mut now = 1_763_000_000_000_000 + random.below(1_000_000);
         for step in 0..200 {
+            if random.one_in(4) && many > 1 {
+                let which = random.below(many as u64) as usize;
+                (trace.reference.limit, trace.reference.terms) = limits[which];
+                trace.store = stores[which].clone();
+            }
+            let (limit, terms) = (trace.reference.limit, trace.reference.terms);
             now = random_time(&mut random, now, limit.horizon().get(), terms.life().get());
             home.clock.set(Timestamp::from_micros(now));
             trace.reference.now = Timestamp::from_micros(now);
@@ -231,14 +261,14 @@ impl Trace {
             7 => {
                 let permits = random.below(limit.size());
                 self.store.charge(&self.key, permits).await.unwrap();
-                self.reference.with(|limit, _, state, now| limit.charge(state, now, permits));
+                self.reference.with(permits > 0, |limit, _, state, now| limit.charge(state, now, permits));
                 (0, 0)
             }
             8 => {
                 let permits = random.below(limit.size());
                 let at = Timestamp::from_micros(self.reference.now.as_micros() - random.below(1_000));
                 self.store.refund(&self.key, permits, at).await.unwrap();
-                self.reference.with(|limit, _, state, now| limit.refund(state, now, permits, at));
+                self.reference.with(false, |limit, _, state, now| limit.refund(state, now, permits, at));
                 (0, 0)
             }
             _ => {
@@ -276,6 +306,11 @@ impl Trace {
 #[test]
 fn lending_is_the_same_in_rust_and_in_redis_7() {
     run(async { compare(&RedisServer::start(), long_or(200_000, 10_000)).await });
+}
+
+#[test]
+fn lending_under_changing_limits_is_the_same_in_rust_and_in_the_store() {
+    run(async { compare_among(&RedisServer::start(), 3, long_or(200_000, 10_000)).await });
 }
 
 #[test]

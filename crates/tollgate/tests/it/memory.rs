@@ -280,6 +280,118 @@ fn scopes_do_not_share_keys_and_limiters_of_a_scope_do() {
     );
 }
 
+/// Limits that a key may come under one after the other, by algorithm.
+fn families() -> Vec<Vec<Limit>> {
+    let minute = |permits| Rate::per_minute(permits);
+    let leaky = |size, mode| Limit::LeakyBucket(LeakyBucket::new(size, Rate::per_second(1), mode).unwrap());
+    let counter =
+        |permits, parts| Limit::SlidingCounter(SlidingCounter::new(minute(permits), parts, false).unwrap());
+    let log = |permits, rate: u64| {
+        let rate = Rate::new(permits, Micros::from_secs(rate)).unwrap();
+        Limit::SlidingLog(SlidingLog::new(rate).unwrap().retaining(Micros::from_secs(60)))
+    };
+    vec![
+        vec![
+            limits()[0],
+            limits()[1],
+            Limit::TokenBucket(TokenBucket::new(4, Rate::per_second(2)).unwrap()),
+            Limit::TokenBucket(TokenBucket::new(40, minute(7)).unwrap()),
+        ],
+        vec![leaky(10, LeakyMode::Meter), leaky(10, LeakyMode::Queue), leaky(3, LeakyMode::Meter)],
+        vec![
+            limits()[4],
+            Limit::FixedWindow(FixedWindow::new(minute(3)).unwrap().counting_denied(true)),
+            Limit::FixedWindow(FixedWindow::new(Rate::per_second(5)).unwrap()),
+        ],
+        vec![log(10, 60), log(3, 60), log(5, 1)],
+        vec![counter(10, 1), counter(3, 1), counter(12, 10)],
+    ]
+}
+
+proptest! {
+    #[test]
+    fn the_engine_carries_over_as_the_algorithms_do(
+        family in prop::sample::select(families()),
+        acts in prop::collection::vec((0..4_usize, acts()), 1..60),
+    ) {
+        let clock = clock();
+        let engine = engine(100_000, &clock);
+        let limiters: Vec<_> = family.iter().map(|limit| engine.limiter("scope", *limit).unwrap()).collect();
+        let mut states: HashMap<u8, (Limit, State)> = HashMap::new();
+        for (which, acts) in acts {
+            let (limit, limiter) = (family[which % family.len()], &limiters[which % family.len()]);
+            for (_, key, advance, act) in acts.into_iter().take(3) {
+                let key = key % 4;
+                clock.advance(Micros::new(advance));
+                let now = clock.now();
+                // A state that is as good as none may be forgotten at any time.
+                states.retain(|_, (under, state)| under.full_at(state) > now);
+                let found = match states.get(&key) {
+                    Some((under, state)) => limit.carry_over(under, state.clone(), now),
+                    None => limit.fresh(now),
+                };
+                let mut state = found.clone();
+                let expected = model(&limit, &mut state, now, &act);
+                prop_assert_eq!(in_engine(&engine, limiter, &format!("user:{key}"), &act), expected, "{:?}", act);
+                let takes = matches!(act, Act::Acquire { cost, .. } if cost > 0 && cost <= limit.size());
+                if takes || state != found {
+                    states.insert(key, (limit, state));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_of_limits_are_given_back_and_never_confused() {
+    let clock = clock();
+    let engine = engine(1_000, &clock);
+    let bucket = |size, per_minute| TokenBucket::new(size, Rate::per_minute(per_minute)).unwrap();
+    let held = engine.limiter("held", Limit::TokenBucket(bucket(7, 1))).unwrap();
+    held.try_acquire("user:1", 5);
+    // Every hundredth limit leaves a key behind, and the same key is asked for under every limit.
+    let mut left = Vec::new();
+    for n in 0..10_000_u64 {
+        let limit = Limit::TokenBucket(bucket(20_000 + n, 1));
+        let limiter = engine.limiter("changing", limit).unwrap();
+        assert_eq!(limiter.try_acquire("user:1", 1).remaining, 20_000 + n - (n + 1), "{n} were used");
+        if n % 100 == 0 {
+            limiter.try_acquire(&format!("left:{n}"), 100);
+            left.push(n);
+        }
+    }
+    assert_eq!(held.remaining("user:1"), 2);
+    for n in left {
+        let limiter = engine.limiter("changing", Limit::TokenBucket(bucket(20_000 + n, 1))).unwrap();
+        assert_eq!(limiter.remaining(&format!("left:{n}")), 19_900 + n, "of the limit that was left");
+        let other = engine.limiter("changing", Limit::TokenBucket(bucket(200, 1))).unwrap();
+        assert_eq!(other.remaining(&format!("left:{n}")), 100, "and of another");
+    }
+}
+
+#[test]
+fn more_limits_than_there_are_numbers_are_refused_and_the_others_go_on() {
+    let engine = engine(1_000, &clock());
+    let limit = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(1)).unwrap());
+    let mut limiters: Vec<_> = (1..=2_046).map(|size| engine.limiter("api", limit(size)).unwrap()).collect();
+    assert!(engine.limiter("api", limit(3_000)).is_err());
+    assert_eq!(limiters[2_045].try_acquire("user:1", 2_000).remaining, 46);
+    limiters.truncate(1);
+    assert_eq!(engine.limiter("api", limit(3_000)).unwrap().remaining("user:1"), 1_000);
+}
+
+#[test]
+fn another_algorithm_in_the_same_scope_starts_afresh() {
+    let engine = engine(1_000, &clock());
+    for limit in limits().iter().chain(&limits()) {
+        let limiter = engine.limiter("api", *limit).unwrap();
+        limiter.try_acquire("user:1", 1);
+        limiter.refund("user:1", 1, Timestamp::default());
+        limiter.charge("user:1", 1);
+    }
+    assert_eq!(engine.stats().keys, 1);
+}
+
 #[tokio::test]
 async fn the_async_trait_wraps_the_same_functions() {
     async fn through<L: RateLimiter>(limiter: &L) -> Result<(u64, u64), L::Error> {

@@ -5,7 +5,9 @@ use tollgate_core::algorithm::{
     Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LogState,
     SlidingCounter, SlidingLog, TokenBucket, WindowState,
 };
-use tollgate_core::{Limit, Standing, Timestamp};
+use tollgate_core::{Limit, Standing, State, Timestamp};
+
+use super::LimitId;
 
 /// A word of amounts, and above it 53 bits of time. What the amounts mean is known to the algorithm of the slot's limit.
 pub(super) type Bits = u128;
@@ -36,6 +38,12 @@ pub(super) trait Cell: Algorithm {
 
     /// Bits for a state that had none.
     fn store(&self, state: Self::State, heap: &mut Heap) -> Bits;
+
+    /// The state as one of any algorithm.
+    fn whole(state: Self::State) -> State;
+
+    /// The state of this algorithm that one of any is.
+    fn own(state: State) -> Option<Self::State>;
 }
 
 /// States that do not fit into a slot.
@@ -49,6 +57,8 @@ enum Heavy {
     Free,
     Log(LogState),
     Counter(CounterState),
+    /// A state with what lies over beside it, and the number of its limit: the slot says only that it is here.
+    Carried(LimitId, State),
 }
 
 impl Heap {
@@ -70,6 +80,19 @@ impl Heap {
         self.states.get(bits as u32 as usize).unwrap_or(&Heavy::Free)
     }
 
+    /// Bits for a state that was carried over.
+    pub(super) fn insert_carried(&mut self, id: LimitId, state: State) -> Bits {
+        self.insert(Heavy::Carried(id, state))
+    }
+
+    /// The state that was carried over, and the number of its limit.
+    pub(super) fn carried(&self, bits: Bits) -> Option<(LimitId, &State)> {
+        match self.get(bits) {
+            Heavy::Carried(id, state) => Some((*id, state)),
+            Heavy::Log(_) | Heavy::Counter(_) | Heavy::Free => None,
+        }
+    }
+
     /// Gives up what the bits of a `limit` hold beside the table.
     pub(super) fn release(&mut self, limit: &Limit, bits: Bits) {
         let heavy = match limit {
@@ -85,7 +108,7 @@ impl Heap {
         }
     }
 
-    fn remove(&mut self, bits: Bits) {
+    pub(super) fn remove(&mut self, bits: Bits) {
         let index = bits as u32;
         if let Some(state) = self.states.get_mut(index as usize) {
             *state = Heavy::Free;
@@ -105,6 +128,7 @@ impl Heap {
                 counter.counts.capacity() * size_of::<i64>()
             }
             Heavy::Counter(_) => 0,
+            Heavy::Carried(..) => size_of::<tollgate_core::Carried>(),
         };
         self.states.capacity() * size_of::<Heavy>()
             + self.free.capacity() * size_of::<u32>()
@@ -125,7 +149,7 @@ const fn unpack(bits: Bits) -> (i64, i64) {
 
 /// What the states of two numbers have in common.
 macro_rules! two_numbers {
-    ($algorithm:ty, $state:ident { $amount:ident, $time:ident }) => {
+    ($algorithm:ty, $variant:ident, $state:ident { $amount:ident, $time:ident }) => {
         impl Cell for $algorithm {
             type Snapshot = $state;
 
@@ -162,14 +186,22 @@ macro_rules! two_numbers {
             fn store(&self, state: $state, _: &mut Heap) -> Bits {
                 pack(state.$amount, state.$time)
             }
+
+            fn whole(state: $state) -> State {
+                State::$variant(state)
+            }
+
+            fn own(state: State) -> Option<$state> {
+                if let State::$variant(own) = state { Some(own) } else { None }
+            }
         }
     };
 }
 
-two_numbers!(TokenBucket, BucketState { level, at });
-two_numbers!(LeakyBucket, BucketState { level, at });
-two_numbers!(IntervalBucket, IntervalState { tokens, last });
-two_numbers!(FixedWindow, WindowState { count, window });
+two_numbers!(TokenBucket, Bucket, BucketState { level, at });
+two_numbers!(LeakyBucket, Bucket, BucketState { level, at });
+two_numbers!(IntervalBucket, Interval, IntervalState { tokens, last });
+two_numbers!(FixedWindow, Window, WindowState { count, window });
 
 impl Cell for SlidingLog {
     type Snapshot = Standing;
@@ -185,14 +217,14 @@ impl Cell for SlidingLog {
     fn load(&self, bits: Bits, heap: &Heap) -> LogState {
         match heap.get(bits) {
             Heavy::Log(log) => log.clone(),
-            Heavy::Counter(_) | Heavy::Free => LogState::default(),
+            Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => LogState::default(),
         }
     }
 
     fn update<R>(&self, bits: &mut Bits, heap: &mut Heap, change: impl FnOnce(&mut LogState) -> R) -> R {
         match heap.states.get_mut(*bits as u32 as usize) {
             Some(Heavy::Log(log)) => change(log),
-            Some(Heavy::Counter(_) | Heavy::Free) | None => {
+            Some(Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free) | None => {
                 let mut log = LogState::default();
                 let result = change(&mut log);
                 *bits = self.store(log, heap);
@@ -203,6 +235,14 @@ impl Cell for SlidingLog {
 
     fn store(&self, state: LogState, heap: &mut Heap) -> Bits {
         heap.insert(Heavy::Log(state))
+    }
+
+    fn whole(state: LogState) -> State {
+        State::Log(state)
+    }
+
+    fn own(state: State) -> Option<LogState> {
+        if let State::Log(own) = state { Some(own) } else { None }
     }
 }
 
@@ -228,7 +268,7 @@ impl Cell for SlidingCounter {
         }
         match heap.get(bits) {
             Heavy::Counter(counter) => counter.clone(),
-            Heavy::Log(_) | Heavy::Free => self.fresh(Timestamp::default()),
+            Heavy::Log(_) | Heavy::Carried(..) | Heavy::Free => self.fresh(Timestamp::default()),
         }
     }
 
@@ -253,6 +293,14 @@ impl Cell for SlidingCounter {
     #[inline]
     fn store(&self, state: CounterState, heap: &mut Heap) -> Bits {
         pack_counter(self, &state).unwrap_or_else(|| heap.insert(Heavy::Counter(state)))
+    }
+
+    fn whole(state: CounterState) -> State {
+        State::Counter(state)
+    }
+
+    fn own(state: State) -> Option<CounterState> {
+        if let State::Counter(own) = state { Some(own) } else { None }
     }
 }
 
@@ -284,6 +332,18 @@ fn unpack_counter(limit: &SlidingCounter, bits: Bits) -> CounterState {
     CounterState { seen, tail: seen, first, counts: smallvec![counts >> 32 & COUNT, counts & COUNT] }
 }
 
+/// The state that the bits of a `limit` stand for.
+pub(super) fn load(limit: &Limit, bits: Bits, heap: &Heap) -> State {
+    match limit {
+        Limit::TokenBucket(it) => State::Bucket(it.load(bits, heap)),
+        Limit::IntervalBucket(it) => State::Interval(it.load(bits, heap)),
+        Limit::LeakyBucket(it) => State::Bucket(it.load(bits, heap)),
+        Limit::FixedWindow(it) => State::Window(it.load(bits, heap)),
+        Limit::SlidingLog(it) => State::Log(it.load(bits, heap)),
+        Limit::SlidingCounter(it) => State::Counter(it.load(bits, heap)),
+    }
+}
+
 /// The instant from which a slot is as good as empty.
 pub(super) fn full_at(limit: &Limit, bits: Bits, heap: &Heap) -> Timestamp {
     match limit {
@@ -293,25 +353,23 @@ pub(super) fn full_at(limit: &Limit, bits: Bits, heap: &Heap) -> Timestamp {
         Limit::FixedWindow(it) => it.full_at(&it.load(bits, heap)),
         Limit::SlidingLog(it) => match heap.get(bits) {
             Heavy::Log(log) => it.full_at(log),
-            Heavy::Counter(_) | Heavy::Free => Timestamp::default(),
+            Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => Timestamp::default(),
         },
         Limit::SlidingCounter(it) => it.full_at(&it.load(bits, heap)),
     }
 }
 
-/// How much of its limit a slot has used, in 65,536ths, rounded up.
-pub(super) fn used_share(limit: &Limit, bits: Bits, heap: &Heap, now: Timestamp) -> u32 {
-    let remaining = match limit {
+/// What a key of a `limit` could still take.
+pub(super) fn remaining(limit: &Limit, bits: Bits, heap: &Heap, now: Timestamp) -> u64 {
+    match limit {
         Limit::TokenBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
         Limit::IntervalBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
         Limit::LeakyBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
         Limit::FixedWindow(it) => it.standing(&it.load(bits, heap), now).remaining,
         Limit::SlidingLog(it) => match heap.get(bits) {
             Heavy::Log(log) => it.standing(log, now).remaining,
-            Heavy::Counter(_) | Heavy::Free => it.limit(),
+            Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => it.limit(),
         },
         Limit::SlidingCounter(it) => it.standing(&it.load(bits, heap), now).remaining,
-    };
-    let used = u128::from(limit.size() - remaining) << 16;
-    used.div_ceil(u128::from(limit.size())) as u32
+    }
 }

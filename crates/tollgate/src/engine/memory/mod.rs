@@ -6,14 +6,14 @@ mod shard;
 
 use std::convert::Infallible;
 use std::num::NonZeroU16;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tollgate_core::{Ask, Decision, Limit, Outcome, Standing, Timestamp};
 use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use self::cell::Cell;
-use self::shard::{FILL_MEAN, Hash, Shard};
+use self::shard::{Asker, FILL_MEAN, Hash, Shard};
 use crate::clock::Clock;
 use crate::engine::RateLimiter;
 use crate::engine::sync::Lock;
@@ -51,6 +51,8 @@ struct Table {
     /// The limits that states refer to by number, so that a state tells what it is without its limiter. Read only with a
     /// shard locked, never the other way round.
     limits: RwLock<Limits>,
+    /// Held by whoever numbers a limit, so that a number that nobody refers to stays so until it is given out again.
+    numbering: Mutex<()>,
     secret: Secret,
     clock: Clock,
 }
@@ -83,36 +85,60 @@ impl Secret {
 #[repr(align(128))]
 struct Padded(Lock<Shard>);
 
+/// Marks a slot whose state is beside the table, with the number of its limit and what lies over.
+const CARRIED: LimitId = match NonZeroU16::new((1 << (u128::BITS - cell::STATE_BITS)) - 1) {
+    Some(last) => last,
+    None => NonZeroU16::MIN,
+};
+
 /// Limits that a slot has bits to tell apart.
-const LIMITS_MAX: u16 = (1 << (u128::BITS - cell::STATE_BITS)) - 1;
+const LIMITS_MAX: u16 = CARRIED.get() - 1;
 
 /// Which limit a state belongs to. Zero marks a slot without state.
 pub(super) type LimitId = NonZeroU16;
 
-/// The limits seen so far, by number.
+/// The limits that limiters hold or states refer to, by number.
 #[derive(Default)]
-pub(super) struct Limits(Vec<Limit>);
+pub(super) struct Limits(Vec<Option<Known>>);
+
+struct Known {
+    limit: Limit,
+    /// Alive while a limiter has the number.
+    held: Weak<()>,
+}
 
 impl Limits {
     pub(super) fn get(&self, id: LimitId) -> Option<&Limit> {
-        self.0.get(usize::from(id.get()) - 1)
+        self.0.get(usize::from(id.get()) - 1)?.as_ref().map(|known| &known.limit)
     }
 
-    fn intern(&mut self, limit: Limit) -> Result<LimitId, TooManyLimits> {
-        let index = self.0.iter().position(|known| *known == limit).unwrap_or(self.0.len());
-        let id = u16::try_from(index + 1)
-            .ok()
-            .filter(|id| *id <= LIMITS_MAX)
-            .and_then(NonZeroU16::new)
-            .ok_or(TooManyLimits)?;
-        if index == self.0.len() {
-            self.0.push(limit);
+    /// The number of a limit, old or new, and what to hold as long as it is needed. None if all numbers are given out.
+    fn number(&mut self, limit: Limit) -> Option<(LimitId, Arc<()>)> {
+        let known = self.0.iter().position(|it| it.as_ref().is_some_and(|known| known.limit == limit));
+        let index = match known.or_else(|| self.0.iter().position(Option::is_none)) {
+            Some(index) => index,
+            None if self.0.len() < usize::from(LIMITS_MAX) => {
+                self.0.push(None);
+                self.0.len() - 1
+            }
+            None => return None,
+        };
+        let held = self.0[index].as_ref().and_then(|known| known.held.upgrade()).unwrap_or_default();
+        self.0[index] = Some(Known { limit, held: Arc::downgrade(&held) });
+        Some((u16::try_from(index + 1).ok().and_then(LimitId::new)?, held))
+    }
+
+    /// Gives up the numbers that no limiter holds, but for those that were `noted`.
+    fn forget(&mut self, noted: &[bool]) {
+        for (known, noted) in self.0.iter_mut().zip(noted.iter().skip(1)) {
+            if !noted && known.as_ref().is_some_and(|known| known.held.strong_count() == 0) {
+                *known = None;
+            }
         }
-        Ok(id)
     }
 }
 
-/// The engine has seen more different limits than it can number.
+/// Limiters and states refer to more different limits than an engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("more than {LIMITS_MAX} different limits in one memory engine")]
 pub struct TooManyLimits;
@@ -134,15 +160,25 @@ impl MemoryEngine {
         let shards = config.max_keys.div_ceil(FILL_MEAN).max(SHARDS_MIN);
         let keys = config.max_keys.div_ceil(shards).max(1);
         let shards = (0..shards).map(|_| Padded(Lock::new(Shard::new(keys)))).collect();
-        Self(Arc::new(Table { shards, limits: RwLock::default(), secret: Secret::random(), clock }))
+        let table = Table {
+            shards,
+            limits: RwLock::default(),
+            numbering: Mutex::default(),
+            secret: Secret::random(),
+            clock,
+        };
+        Self(Arc::new(table))
     }
 
-    /// A limiter for the keys of `scope`. Limiters of the same scope and limit share their states; another limit of the
-    /// same scope has states of its own.
+    /// A limiter for the keys of `scope`. Limiters of the same scope share their states: what a key has used under one limit is
+    /// carried over when it is asked for under another of the same algorithm. (Another algorithm starts afresh and forgets, so scopes
+    /// should name it.)
     pub fn limiter(&self, scope: &str, limit: Limit) -> Result<MemoryLimiter, TooManyLimits> {
-        let id = self.0.limits.write().intern(limit)?;
-        let scope = self.0.secret.hash(&format!("{id} {scope}"));
-        Ok(MemoryLimiter { table: Arc::clone(&self.0), limit, id, scope })
+        let (id, held) = self.0.number(limit).ok_or(TooManyLimits)?;
+        let Hash { high, low } = self.0.secret.hash(scope);
+        // Turned by a bit, or a key and a scope could change places.
+        let scope = Hash { high: high.rotate_left(1), low: low.rotate_left(1) };
+        Ok(MemoryLimiter { table: Arc::clone(&self.0), limit, id, _held: held, scope })
     }
 
     /// The engine's clock.
@@ -187,6 +223,29 @@ impl MemoryEngine {
 }
 
 impl Table {
+    /// The number of a limit, and what to hold as long as it is needed. If all numbers are given out, those are given up that no
+    /// limiter has and no state refers to: a walk over the whole table, once in two thousand limits.
+    fn number(&self, limit: Limit) -> Option<(LimitId, Arc<()>)> {
+        let _numbering = self.numbering.lock();
+        let numbered = self.limits.write().number(limit);
+        if numbered.is_some() {
+            return numbered;
+        }
+        // States are only ever written under the limits of limiters, so what is noted here can become fewer, not more. A number that
+        // is let go while this goes on may have been written after its shard was seen, and must wait for the next time.
+        let mut noted = [false; LIMITS_MAX as usize + 1];
+        for (id, known) in self.limits.read().0.iter().enumerate() {
+            noted[id + 1] = known.as_ref().is_some_and(|known| known.held.strong_count() > 0);
+        }
+        let now = self.clock.now();
+        for shard in &self.shards {
+            shard.0.lock().note_limits(&self.limits, now, &mut noted);
+        }
+        let mut limits = self.limits.write();
+        limits.forget(&noted);
+        limits.number(limit)
+    }
+
     #[inline]
     fn shard(&self, hash: Hash) -> &Lock<Shard> {
         &self.shards[hash.shard(self.shards.len())].0
@@ -202,6 +261,8 @@ pub struct MemoryLimiter {
     table: Arc<Table>,
     limit: Limit,
     id: LimitId,
+    /// Keeps the number from being given to another limit.
+    _held: Arc<()>,
     /// Tells the keys of this scope from the same keys of others.
     scope: Hash,
 }
@@ -248,8 +309,8 @@ impl MemoryLimiter {
 
     /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
     pub fn peek(&self, key: &str, ask: Ask) -> Decision {
-        let (hash, now) = self.begin(key);
-        self.look(&self.table.shard(hash).lock(), hash, now, ask)
+        let asker = self.asker(key);
+        self.look(&self.table.shard(asker.hash).lock(), asker, ask)
     }
 
     /// Whole permits left. Takes nothing and creates nothing.
@@ -287,25 +348,36 @@ impl MemoryLimiter {
 
     #[inline]
     fn settle<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Outcome {
-        let (hash, now) = self.begin(key);
-        let mut shard = self.table.shard(hash).lock();
-        shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| {
-            algorithm.decide(state, now, ask)
-        })
+        let asker = self.asker(key);
+        let mut shard = self.table.shard(asker.hash).lock();
+        shard.update(asker, algorithm, self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
+    }
+
+    /// Whether an ask has to do with the state: one for nothing is admitted and one for too much is not, whatever it is.
+    #[inline]
+    fn takes(&self, ask: Ask) -> bool {
+        ask.cost > 0 && ask.cost <= self.limit.size()
     }
 
     /// What a request needs before its shard. The time is read here, after the key and before the lock: reading it makes
     /// the processor wait for what it has begun, as the lock does, and should not do so with a slot on its way.
     #[inline(always)]
-    fn begin(&self, key: &str) -> (Hash, Timestamp) {
-        (self.hash(key), self.table.clock.now())
+    fn asker(&self, key: &str) -> Asker<'_> {
+        let (hash, now) = (self.hash(key), self.table.clock.now());
+        self.asker_at(hash, now)
+    }
+
+    #[inline(always)]
+    fn asker_at(&self, hash: Hash, now: Timestamp) -> Asker<'_> {
+        Asker { hash, id: self.id, limit: &self.limit, now, limits: &self.table.limits }
     }
 
     #[inline]
     fn decide<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Decision {
-        let (hash, now) = self.begin(key);
-        let mut shard = self.table.shard(hash).lock();
-        let (outcome, snapshot) = shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| {
+        let asker = self.asker(key);
+        let now = asker.now;
+        let mut shard = self.table.shard(asker.hash).lock();
+        let (outcome, snapshot) = shard.update(asker, algorithm, self.takes(ask), |state| {
             let outcome = algorithm.decide(state, now, ask);
             (outcome, algorithm.snapshot(state, now))
         });
@@ -335,9 +407,11 @@ impl MemoryLimiter {
     }
 
     fn apply<A: Cell>(&self, algorithm: &A, key: &str, change: Change) {
-        let (hash, now) = self.begin(key);
-        let mut shard = self.table.shard(hash).lock();
-        shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| match change {
+        let asker = self.asker(key);
+        let now = asker.now;
+        let mut shard = self.table.shard(asker.hash).lock();
+        let takes = matches!(change, Change::Charge { permits: 1.. });
+        shard.update(asker, algorithm, takes, |state| match change {
             Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
             Change::Charge { permits } => algorithm.charge(state, now, permits),
         });
@@ -345,17 +419,15 @@ impl MemoryLimiter {
 }
 
 /// A question that changes nothing.
-struct Look {
+struct Look<'a> {
     ask: Ask,
-    now: Timestamp,
-    id: LimitId,
-    hash: Hash,
+    asker: Asker<'a>,
 }
 
-impl Look {
+impl Look<'_> {
     fn at<A: Cell>(&self, algorithm: &A, shard: &Shard) -> (Outcome, Standing) {
-        let state = shard.state(self.hash, self.id, algorithm, self.now);
-        (algorithm.peek(&state, self.now, self.ask), algorithm.standing(&state, self.now))
+        let (state, now) = (shard.state(self.asker, algorithm), self.asker.now);
+        (algorithm.peek(&state, now, self.ask), algorithm.standing(&state, now))
     }
 }
 

@@ -1,10 +1,10 @@
 //! Several limits at once: all of them are taken from, or none.
 
 use smallvec::SmallVec;
-use tollgate_core::{Ask, Decision, Limit, Timestamp};
+use tollgate_core::{Ask, Decision, Limit};
 
 use super::cell::Cell;
-use super::shard::{Hash, Shard};
+use super::shard::{Asker, Hash, Shard};
 use super::{Look, MemoryEngine, MemoryLimiter};
 use crate::engine::several::{Check, Merged, merged};
 
@@ -12,16 +12,15 @@ impl MemoryEngine {
     /// Takes from several limits of this engine, or from none if one that is binding denies. The decisions are in the order of the
     /// checks, all of one instant.
     pub fn acquire_all(&self, checks: &[Check<'_, MemoryLimiter>]) -> SmallVec<[Decision; 4]> {
-        let Merged { checks, of } =
-            merged(checks, |one, other| (one.id, one.scope) == (other.id, other.scope));
+        let Merged { checks, of } = merged(checks, |one, other| one.scope == other.scope);
         let decisions = self.acquire_each_or_none(&checks);
         of.into_iter().map(|number| decisions[number]).collect()
     }
 
     fn acquire_each_or_none(&self, checks: &[Check<'_, MemoryLimiter>]) -> SmallVec<[Decision; 4]> {
+        let now = self.0.clock.now();
         let hashes: SmallVec<[Hash; 4]> = checks.iter().map(|it| it.limiter.hash(it.key)).collect();
         let shards = self.0.shards.len();
-        let now = self.0.clock.now();
         // In one order for all, or two requests could wait for each other.
         let mut places: SmallVec<[usize; 4]> = hashes.iter().map(|hash| hash.shard(shards)).collect();
         places.sort_unstable();
@@ -31,8 +30,11 @@ impl MemoryEngine {
         let place_of = |hash: &Hash| places.binary_search(&hash.shard(shards)).unwrap_or(0);
 
         let looks = checks.iter().zip(&hashes);
-        let looked: SmallVec<[Decision; 4]> =
-            looks.map(|(it, hash)| it.limiter.look(&locked[place_of(hash)], *hash, now, it.ask)).collect();
+        let looked: SmallVec<[Decision; 4]> = looks
+            .map(|(it, hash)| {
+                it.limiter.look(&locked[place_of(hash)], it.limiter.asker_at(*hash, now), it.ask)
+            })
+            .collect();
         let all = checks.iter().zip(&looked).all(|(it, decision)| !it.is_binding || decision.is_admitted());
         // What can never be admitted decides it without a take.
         let is_impossible =
@@ -43,7 +45,7 @@ impl MemoryEngine {
         let decide = |((it, hash), looked): ((&Check<'_, MemoryLimiter>, &Hash), &Decision)| {
             // A limit that denies by itself may keep what a denial keeps.
             if all || !looked.is_admitted() {
-                it.limiter.take_in(&mut locked[place_of(hash)], *hash, now, it.ask)
+                it.limiter.take_in(&mut locked[place_of(hash)], it.limiter.asker_at(*hash, now), it.ask)
             } else {
                 *looked
             }
@@ -54,8 +56,8 @@ impl MemoryEngine {
 
 impl MemoryLimiter {
     /// As `peek`, in a shard that is held.
-    pub(super) fn look(&self, shard: &Shard, hash: Hash, now: Timestamp, ask: Ask) -> Decision {
-        let look = Look { ask, now, id: self.id, hash };
+    pub(super) fn look(&self, shard: &Shard, asker: Asker<'_>, ask: Ask) -> Decision {
+        let look = Look { ask, asker };
         let (outcome, standing) = match &self.limit {
             Limit::TokenBucket(it) => look.at(it, shard),
             Limit::IntervalBucket(it) => look.at(it, shard),
@@ -64,30 +66,24 @@ impl MemoryLimiter {
             Limit::SlidingLog(it) => look.at(it, shard),
             Limit::SlidingCounter(it) => look.at(it, shard),
         };
-        self.decision(outcome, standing, now)
+        self.decision(outcome, standing, asker.now)
     }
 
     /// As `acquire`, in a shard that is held.
-    fn take_in(&self, shard: &mut Shard, hash: Hash, now: Timestamp, ask: Ask) -> Decision {
+    fn take_in(&self, shard: &mut Shard, asker: Asker<'_>, ask: Ask) -> Decision {
         match &self.limit {
-            Limit::TokenBucket(it) => self.decide_in(it, shard, hash, now, ask),
-            Limit::IntervalBucket(it) => self.decide_in(it, shard, hash, now, ask),
-            Limit::LeakyBucket(it) => self.decide_in(it, shard, hash, now, ask),
-            Limit::FixedWindow(it) => self.decide_in(it, shard, hash, now, ask),
-            Limit::SlidingLog(it) => self.decide_in(it, shard, hash, now, ask),
-            Limit::SlidingCounter(it) => self.decide_in(it, shard, hash, now, ask),
+            Limit::TokenBucket(it) => self.decide_in(it, shard, asker, ask),
+            Limit::IntervalBucket(it) => self.decide_in(it, shard, asker, ask),
+            Limit::LeakyBucket(it) => self.decide_in(it, shard, asker, ask),
+            Limit::FixedWindow(it) => self.decide_in(it, shard, asker, ask),
+            Limit::SlidingLog(it) => self.decide_in(it, shard, asker, ask),
+            Limit::SlidingCounter(it) => self.decide_in(it, shard, asker, ask),
         }
     }
 
-    fn decide_in<A: Cell>(
-        &self,
-        algorithm: &A,
-        shard: &mut Shard,
-        hash: Hash,
-        now: Timestamp,
-        ask: Ask,
-    ) -> Decision {
-        let (outcome, snapshot) = shard.update(hash, self.id, algorithm, now, &self.table.limits, |state| {
+    fn decide_in<A: Cell>(&self, algorithm: &A, shard: &mut Shard, asker: Asker<'_>, ask: Ask) -> Decision {
+        let now = asker.now;
+        let (outcome, snapshot) = shard.update(asker, algorithm, self.takes(ask), |state| {
             let outcome = algorithm.decide(state, now, ask);
             (outcome, algorithm.snapshot(state, now))
         });

@@ -8,10 +8,11 @@
 //! are, so a shard grows in place and leaves no holes behind.
 
 use parking_lot::RwLock;
-use tollgate_core::{Limit, Timestamp};
+use tollgate_core::algorithm::Algorithm;
+use tollgate_core::{Carried, Limit, State, Timestamp};
 
-use super::cell::{Bits, Cell, Heap, STATE_BITS, full_at, used_share};
-use super::{LimitId, Limits};
+use super::cell::{self, Bits, Cell, Heap, STATE_BITS};
+use super::{CARRIED, LIMITS_MAX, LimitId, Limits};
 
 /// Slots of a shard, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
 /// smaller shards would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
@@ -78,10 +79,17 @@ impl Slot {
     fn bits(&self) -> Bits {
         self.word & ((1 << STATE_BITS) - 1)
     }
+}
 
-    fn limit<'a>(&self, limits: &'a Limits) -> Option<&'a Limit> {
-        self.id().and_then(|id| limits.get(id))
-    }
+/// Who asks for a state.
+#[derive(Clone, Copy)]
+pub(super) struct Asker<'a> {
+    pub(super) hash: Hash,
+    /// The number of its limit.
+    pub(super) id: LimitId,
+    pub(super) limit: &'a Limit,
+    pub(super) now: Timestamp,
+    pub(super) limits: &'a RwLock<Limits>,
 }
 
 #[inline]
@@ -157,6 +165,13 @@ impl Slots {
     }
 }
 
+/// A state under the limit of whoever asks.
+struct Found {
+    state: State,
+    /// Whether it was another limit's before.
+    is_changed: bool,
+}
+
 /// A part of the table, behind one lock. What every look-up reads comes first: one cache line, with the lock.
 #[repr(C)]
 pub(super) struct Shard {
@@ -203,25 +218,39 @@ impl Shard {
         self.pointed * size_of::<Slot>() + self.heap.bytes()
     }
 
-    /// A copy of the state of a key, or a fresh one.
-    pub(super) fn state<A: Cell>(&self, hash: Hash, id: LimitId, algorithm: &A, now: Timestamp) -> A::State {
-        match self.find(hash).map(|at| self.slots.get(at)) {
-            Some(slot) if slot.id() == Some(id) => algorithm.load(slot.bits(), &self.heap),
-            Some(_) | None => algorithm.fresh(now),
+    /// A copy of the state of a key, carried over if it was another limit's, or a fresh one.
+    pub(super) fn state<A: Cell>(&self, asker: Asker<'_>, algorithm: &A) -> A::State {
+        let Some(slot) = self.find(asker.hash).map(|at| self.slots.get(at)) else {
+            return algorithm.fresh(asker.now);
+        };
+        if slot.id() == Some(asker.id) {
+            return algorithm.load(slot.bits(), &self.heap);
         }
+        let found = self.carried_over(slot, asker);
+        found.and_then(|it| A::own(it.state.plain().clone())).unwrap_or_else(|| algorithm.fresh(asker.now))
+    }
+
+    /// What a slot of another limit, or of one with something lying over, is under the limit of whoever asks.
+    fn carried_over(&self, slot: Slot, asker: Asker<'_>) -> Option<Found> {
+        let limits = asker.limits.read();
+        let (id, state) = match slot.id()? {
+            CARRIED => self.heap.carried(slot.bits()).map(|(id, state)| (id, state.clone()))?,
+            id => (id, cell::load(limits.get(id)?, slot.bits(), &self.heap)),
+        };
+        let state = asker.limit.carry_over(limits.get(id)?, state, asker.now);
+        Some(Found { state, is_changed: id != asker.id })
     }
 
     /// Runs `change` on the state of a key, or on a fresh one, which is kept if it is not as good as new afterwards.
     #[inline]
     pub(super) fn update<A: Cell, R>(
         &mut self,
-        hash: Hash,
-        id: LimitId,
+        asker: Asker<'_>,
         algorithm: &A,
-        now: Timestamp,
-        limits: &RwLock<Limits>,
+        takes: bool,
         change: impl FnOnce(&mut A::State) -> R,
     ) -> R {
+        let Asker { hash, id, .. } = asker;
         if let Some(at) = self.find(hash) {
             let slot = self.slots.get(at);
             let mut bits = slot.word ^ word(id, 0);
@@ -230,27 +259,64 @@ impl Shard {
                 self.slots.set(at, Slot { hash, word: word(id, bits) });
                 return result;
             }
+            return self.go_on(at, asker, algorithm, takes, change);
         }
-        self.begin(hash, id, algorithm, now, limits, change)
+        self.begin(asker, algorithm, change)
     }
 
-    /// Runs `change` on the state of a key that has none of this limit yet.
+    /// Runs `change` on the state of a key that has none yet.
     #[cold]
     #[inline(never)]
     fn begin<A: Cell, R>(
         &mut self,
-        hash: Hash,
-        id: LimitId,
+        asker: Asker<'_>,
         algorithm: &A,
-        now: Timestamp,
-        limits: &RwLock<Limits>,
         change: impl FnOnce(&mut A::State) -> R,
     ) -> R {
-        let mut state = algorithm.fresh(now);
+        let mut state = algorithm.fresh(asker.now);
         let result = change(&mut state);
-        if algorithm.full_at(&state) > now {
-            self.insert(hash, id, algorithm, state, now, limits);
+        if algorithm.full_at(&state) > asker.now {
+            self.insert(asker, algorithm, state);
         }
+        result
+    }
+
+    /// Runs `change` on a state that is carried over from another limit, or was once. Whoever `takes` is told how long to wait under
+    /// its own limit, so that one holds from now on, even after a denial.
+    #[cold]
+    #[inline(never)]
+    fn go_on<A: Cell, R>(
+        &mut self,
+        at: usize,
+        asker: Asker<'_>,
+        algorithm: &A,
+        takes: bool,
+        change: impl FnOnce(&mut A::State) -> R,
+    ) -> R {
+        let slot = self.slots.get(at);
+        let Some(Found { state, is_changed }) = self.carried_over(slot, asker) else {
+            return self.begin(asker, algorithm, change);
+        };
+        let (state, over) = match state {
+            State::Carried(carried) => (carried.state, Some(carried.over)),
+            plain => (plain, None),
+        };
+        let Some(mut own) = A::own(state.clone()) else { return self.begin(asker, algorithm, change) };
+        let result = change(&mut own);
+        let after = A::whole(own.clone());
+        if after == state && !(takes && is_changed) {
+            return result;
+        }
+        let over = over.map(|over| asker.limit.over_after(over, &state, &after, asker.now));
+        self.release(slot, &asker.limits.read());
+        let word = match over.filter(|over| over.permits > 0 || over.rest > 0) {
+            Some(over) => {
+                let carried = State::Carried(Box::new(Carried { state: after, over }));
+                word(CARRIED, self.heap.insert_carried(asker.id, carried))
+            }
+            None => word(asker.id, algorithm.store(own, &mut self.heap)),
+        };
+        self.slots.set(at, Slot { hash: asker.hash, word });
         result
     }
 
@@ -268,12 +334,74 @@ impl Shard {
             return;
         }
         let limits = limits.read();
-        let full = (0..self.slots_end()).filter(|at| {
-            let slot = self.slots.get(*at);
-            slot.limit(&limits).is_some_and(|limit| full_at(limit, slot.bits(), &self.heap) <= now)
-        });
+        let full = (0..self.slots_end())
+            .filter(|at| self.full_at(self.slots.get(*at), &limits).is_some_and(|full_at| full_at <= now));
         if full.count() * 8 >= self.len {
             self.rebuild(&limits, now);
+        }
+    }
+
+    /// Drops the keys that are full again, and notes the numbers of the limits that the others refer to.
+    pub(super) fn note_limits(
+        &mut self,
+        limits: &RwLock<Limits>,
+        now: Timestamp,
+        noted: &mut [bool; LIMITS_MAX as usize + 1],
+    ) {
+        if self.len == 0 {
+            return;
+        }
+        self.rebuild(&limits.read(), now);
+        for at in 0..self.slots_end() {
+            let slot = self.slots.get(at);
+            let id = match slot.id() {
+                Some(CARRIED) => self.heap.carried(slot.bits()).map(|(id, _)| id),
+                id => id,
+            };
+            if let Some(noted) = id.and_then(|id| noted.get_mut(usize::from(id.get()))) {
+                *noted = true;
+            }
+        }
+    }
+
+    /// The instant from which a slot is as good as empty. None for one that is.
+    fn full_at(&self, slot: Slot, limits: &Limits) -> Option<Timestamp> {
+        match slot.id()? {
+            CARRIED => {
+                let (id, state) = self.heap.carried(slot.bits())?;
+                Some(limits.get(id)?.full_at(state))
+            }
+            id => Some(cell::full_at(limits.get(id)?, slot.bits(), &self.heap)),
+        }
+    }
+
+    /// How much of its limit a slot has used, in 65,536ths, rounded up.
+    fn used_share(&self, slot: Slot, limits: &Limits, now: Timestamp) -> Option<u32> {
+        let (size, remaining) = match slot.id()? {
+            CARRIED => {
+                let (id, state) = self.heap.carried(slot.bits())?;
+                let limit = limits.get(id)?;
+                (limit.size(), limit.standing(state, now).remaining)
+            }
+            id => {
+                let limit = limits.get(id)?;
+                (limit.size(), cell::remaining(limit, slot.bits(), &self.heap, now))
+            }
+        };
+        let used = u128::from(size - remaining) << 16;
+        Some(used.div_ceil(u128::from(size)) as u32)
+    }
+
+    /// Gives up what a slot holds beside the table.
+    fn release(&mut self, slot: Slot, limits: &Limits) {
+        match slot.id() {
+            Some(CARRIED) => self.heap.remove(slot.bits()),
+            Some(id) => {
+                if let Some(limit) = limits.get(id) {
+                    self.heap.release(limit, slot.bits());
+                }
+            }
+            None => {}
         }
     }
 
@@ -316,16 +444,9 @@ impl Shard {
     }
 
     /// Puts in a key that has no state of this limit yet.
-    fn insert<A: Cell>(
-        &mut self,
-        hash: Hash,
-        id: LimitId,
-        algorithm: &A,
-        state: A::State,
-        now: Timestamp,
-        limits: &RwLock<Limits>,
-    ) {
-        let limits = limits.read();
+    fn insert<A: Cell>(&mut self, asker: Asker<'_>, algorithm: &A, state: A::State) {
+        let Asker { hash, id, now, .. } = asker;
+        let limits = asker.limits.read();
         if let Some(at) = self.find(hash) {
             self.take_out(at, &limits);
         }
@@ -363,10 +484,7 @@ impl Shard {
 
     /// Frees a slot, and lets the ones behind it move up to where they belong.
     fn take_out(&mut self, at: usize, limits: &Limits) {
-        let slot = self.slots.get(at);
-        if let Some(limit) = slot.limit(limits) {
-            self.heap.release(limit, slot.bits());
-        }
+        self.release(self.slots.get(at), limits);
         let mut end = at + 1;
         while self.slots.is_used(end) && self.home(self.slots.get(end).hash) < end {
             end += 1;
@@ -385,13 +503,13 @@ impl Shard {
         for _ in 0..VICTIMS {
             at = self.next_used(at);
             let slot = self.slots.get(at);
-            let Some(limit) = slot.limit(limits) else { break };
-            if full_at(limit, slot.bits(), &self.heap) <= now {
+            let Some(full_at) = self.full_at(slot, limits) else { break };
+            if full_at <= now {
                 // The ones behind it move up, so the next to look at is here again.
                 self.take_out(at, limits);
                 continue;
             }
-            let used = used_share(limit, slot.bits(), &self.heap, now);
+            let Some(used) = self.used_share(slot, limits, now) else { break };
             if least.is_none_or(|(least, _)| used < least) {
                 least = Some((used, at));
             }
@@ -416,9 +534,8 @@ impl Shard {
     fn rebuild(&mut self, limits: &Limits, now: Timestamp) {
         for at in 0..if self.pointed == 0 { 0 } else { self.slots_end() } {
             let slot = self.slots.get(at);
-            let Some(limit) = slot.limit(limits) else { continue };
-            if full_at(limit, slot.bits(), &self.heap) <= now {
-                self.heap.release(limit, slot.bits());
+            if self.full_at(slot, limits).is_some_and(|full_at| full_at <= now) {
+                self.release(slot, limits);
                 self.slots.set(at, Slot::EMPTY);
                 self.len -= 1;
             }

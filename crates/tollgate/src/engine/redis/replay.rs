@@ -8,7 +8,8 @@ use tollgate_core::algorithm::{
     Algorithm, BucketState, CounterState, IntervalState, LeaseState, WindowState,
 };
 use tollgate_core::{
-    Ask, Decision, Grant, LeakyMode, Limit, Micros, Outcome, Standing, State, Timestamp, TokenBucket,
+    Ask, Carried, Decision, Grant, LeakyMode, Limit, Micros, Outcome, Over, SlidingCounter, Standing, State,
+    Timestamp, TokenBucket,
 };
 
 use super::error::StoreError;
@@ -126,66 +127,125 @@ fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) 
     Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at }
 }
 
-/// The state that stored fields stand for, as far as they are believed.
+/// The state that stored fields stand for, as far as they are believed, under the limit that asks.
 fn believed_state(
     limit: &Limit,
     answer: &mut Answer,
     now: Timestamp,
     doubt: Option<Doubt>,
 ) -> Result<State, StoreError> {
-    let Some(Doubt { since, life }) = doubt else { return stored_state(limit, answer, now) };
-    // A key that is not there may have been there.
-    let mut state = match answer.is_without_state() {
-        true => limit.fresh(Timestamp::default()),
-        false => stored_state(limit, answer, now)?,
+    let stored = match (answer.is_without_state(), doubt) {
+        (true, None) => return Ok(limit.fresh(now)),
+        // A key that is not there may have been there.
+        (true, Some(_)) => Stored { under: *limit, state: limit.fresh(Timestamp::default()) },
+        (false, _) => stored_state(limit, answer)?,
     };
-    limit.distrust(&mut state, now, since, life);
-    Ok(state)
+    let Stored { under, mut state } = stored;
+    if let Some(Doubt { since, life }) = doubt {
+        under.distrust(&mut state, now, since, life);
+    }
+    Ok(limit.carry_over(&under, state, now))
+}
+
+/// A state, and the limit it was written under.
+struct Stored {
+    under: Limit,
+    state: State,
+}
+
+impl Stored {
+    /// The limit that is kept beside a state, and what lies over. States that say nothing are the asking limit's own.
+    fn under(limit: &Limit, text: Option<&str>) -> Result<(Limit, Option<Over>), StoreError> {
+        let Some(text) = text else { return Ok((*limit, None)) };
+        let foreign = || StoreError::protocol(format_args!("no limit: {}", text.escape_debug()));
+        let (parameters, over) = match text.split_once(" over ") {
+            None => (text, None),
+            Some((parameters, over)) => {
+                let (permits, rest) = over.split_once(' ').ok_or_else(foreign)?;
+                let number = |text: &str| text.parse().ok().filter(|number| (0..1 << 53).contains(number));
+                let (permits, rest) = number(permits).zip(number(rest)).ok_or_else(foreign)?;
+                (parameters, Some(Over { permits, rest }))
+            }
+        };
+        if parameters == limit.parameters().to_string() {
+            return Ok((*limit, over));
+        }
+        Ok((limit.with_parameters(parameters).ok_or_else(foreign)?, over))
+    }
+
+    fn new(under: Limit, state: State, over: Option<Over>) -> Self {
+        let state = match over {
+            Some(over) => State::Carried(Box::new(Carried { state, over })),
+            None => state,
+        };
+        Self { under, state }
+    }
 }
 
 /// The state that stored fields stand for, by the same bounds as in the scripts.
-fn stored_state(limit: &Limit, answer: &mut Answer, now: Timestamp) -> Result<State, StoreError> {
-    if answer.is_without_state() {
-        return Ok(limit.fresh(now));
-    }
-    let bucket = |it: &TokenBucket, water: bool, answer: &mut Answer| -> Result<State, StoreError> {
-        let (size, unit, flow) = (it.capacity() as i64, it.unit() as i64, it.flow() as i64);
-        let beyond = size + (it.flow().div_ceil(it.unit())) as i64;
-        let permits = answer.number()?.min(size + beyond).max(-beyond);
-        let units = permits * unit + answer.number_or(0)?.min(unit - 1).max(0);
-        let full = size * unit;
-        let level = if water { full - units } else { units };
-        let at = answer.number()?.div_euclid(it.tick() as i64);
-        let bucket = BucketState { level: level.min(full).max(-full - flow), at };
-        let Some(leases) = answer.text() else { return Ok(State::Bucket(bucket)) };
-        leases_of(&leases)
-            .map(|(life, since, out)| State::Lent(LeaseState::new(it, bucket, life, since, out)))
-            .ok_or_else(|| StoreError::protocol(format_args!("no leases: {}", leases.escape_debug())))
-    };
+fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError> {
     match limit {
-        Limit::TokenBucket(it) => bucket(it, false, answer),
-        Limit::LeakyBucket(it) if it.mode() == LeakyMode::Queue => {
-            // Nothing is lent from a queue, and what was lent before it became one is of no account.
-            let state = bucket(it.room(), true, answer)?;
-            Ok(if let State::Lent(lent) = state { State::Bucket(lent.bucket) } else { state })
+        Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) => {
+            let (amount, frac, dated) = (answer.number()?, answer.number_or(0)?, answer.number()?);
+            let (leases, text) = (answer.text(), answer.text());
+            let (under, over) = Stored::under(limit, text.as_deref())?;
+            let state = match under {
+                Limit::IntervalBucket(it) => {
+                    let capacity = it.capacity() as i64;
+                    let tokens = amount.min(capacity).max(-capacity - it.refill() as i64);
+                    State::Interval(IntervalState { tokens, last: dated })
+                }
+                Limit::LeakyBucket(it) => bucket_state(it.room(), true, amount, frac, dated),
+                Limit::TokenBucket(it) => bucket_state(&it, false, amount, frac, dated),
+                Limit::FixedWindow(_) | Limit::SlidingLog(_) | Limit::SlidingCounter(_) => {
+                    return Err(StoreError::protocol("a bucket of another algorithm"));
+                }
+            };
+            // Nothing is lent from a queue or at intervals, and what was lent before is an ordinary debit there.
+            let state = match (leases, lender(limit), lender(&under), state) {
+                (Some(leases), Some(_), Some(it), State::Bucket(bucket)) => {
+                    let (life, since, out) = leases_of(&leases).ok_or_else(|| {
+                        StoreError::protocol(format_args!("no leases: {}", leases.escape_debug()))
+                    })?;
+                    State::Lent(LeaseState::new(&it, bucket, life, since, out))
+                }
+                (_, _, _, state) => state,
+            };
+            Ok(Stored::new(under, state, over))
         }
-        Limit::LeakyBucket(it) => bucket(it.room(), true, answer),
-        Limit::IntervalBucket(it) => {
-            let capacity = it.capacity() as i64;
-            let tokens = answer.number()?.min(capacity).max(-capacity - it.refill() as i64);
-            Ok(State::Interval(IntervalState { tokens, last: answer.number()? }))
+        Limit::FixedWindow(_) => {
+            let (window, count, text) = (answer.number()?, answer.number()?, answer.text());
+            let (under, over) = Stored::under(limit, text.as_deref())?;
+            let window = window.div_euclid(under.horizon().get() as i64);
+            let count = count.min(3 * under.size() as i64).max(0);
+            Ok(Stored::new(under, State::Window(WindowState { window, count }), over))
         }
-        Limit::FixedWindow(it) => {
-            let window = answer.number()?.div_euclid(it.window().get() as i64);
-            let count = answer.number()?.min(3 * it.limit() as i64).max(0);
-            Ok(State::Window(WindowState { window, count }))
-        }
-        Limit::SlidingCounter(it) => {
-            let length = (it.window().get() / u64::from(it.sub_buckets())) as i64;
-            counter_state(answer, it.limit() as i64, i64::from(it.sub_buckets()), length).map(State::Counter)
-        }
+        Limit::SlidingCounter(it) => counter_state(limit, it, answer),
         Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
     }
+}
+
+/// The bucket that lends, if the limit does.
+fn lender(limit: &Limit) -> Option<TokenBucket> {
+    match limit {
+        Limit::TokenBucket(it) => Some(*it),
+        Limit::LeakyBucket(it) if it.mode() == LeakyMode::Meter => Some(*it.room()),
+        Limit::LeakyBucket(_)
+        | Limit::IntervalBucket(_)
+        | Limit::FixedWindow(_)
+        | Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_) => None,
+    }
+}
+
+fn bucket_state(it: &TokenBucket, water: bool, amount: i64, frac: i64, dated: i64) -> State {
+    let (size, unit, flow) = (it.capacity() as i64, it.unit() as i64, it.flow() as i64);
+    let beyond = size + (it.flow().div_ceil(it.unit())) as i64;
+    let units = amount.min(size + beyond).max(-beyond) * unit + frac.min(unit - 1).max(0);
+    let full = size * unit;
+    let level = if water { full - units } else { units };
+    let at = dated.div_euclid(it.tick() as i64);
+    State::Bucket(BucketState { level: level.min(full).max(-full - flow), at })
 }
 
 /// Which return it would have to be, if something was given back out of turn.
@@ -203,16 +263,18 @@ fn leases_of(text: &str) -> Option<(Micros, Timestamp, [u64; 2])> {
     Some((Micros::new(life), Timestamp::from_micros(since), [out, before]))
 }
 
+/// Counts are history, of whichever limit: only what no limit can have written is cut.
+const COUNT_MAX: i64 = 3 << 51;
+
 /// A counter from the fields of its hash.
-fn counter_state(
-    answer: &mut Answer,
-    limit: i64,
-    buckets: i64,
-    length: i64,
-) -> Result<CounterState, StoreError> {
-    let (mut seen, mut tail, mut sub) = (None, None, None);
+fn counter_state(limit: &Limit, own: &SlidingCounter, answer: &mut Answer) -> Result<Stored, StoreError> {
+    let (mut seen, mut tail, mut sub, mut text) = (None, None, None, None);
     let mut counts = Vec::new();
     while let Some(name) = answer.text() {
+        if name == "limit" {
+            text = answer.text();
+            continue;
+        }
         let value = answer.number();
         match name.as_str() {
             "seen" => seen = Some(value?),
@@ -221,7 +283,7 @@ fn counter_state(
             // Fields that later versions may add are none of ours.
             other => {
                 if let Ok(index) = other.parse::<i64>() {
-                    counts.push((index, value?.min(3 * limit).max(0)));
+                    counts.push((index, value?.min(COUNT_MAX).max(0)));
                 }
             }
         }
@@ -229,17 +291,16 @@ fn counter_state(
     let (Some(seen), Some(tail), Some(sub)) = (seen, tail, sub) else {
         return Err(StoreError::protocol("a counter without its times"));
     };
-    let current = seen.div_euclid(length);
-    if sub != length {
-        let total: i64 = counts.iter().map(|(_, count)| count).sum();
-        return Ok(CounterState {
-            seen,
-            tail: seen,
-            first: current,
-            counts: [total.min(limit)].into_iter().collect(),
-        });
-    }
-    let first = current - buckets;
+    // Before there was the field, the length of the sub-buckets was all that was known.
+    let parts = i64::from(own.sub_buckets());
+    let text = text.unwrap_or_else(|| format!("{}/{}/{parts}", own.limit(), sub.saturating_mul(parts)));
+    let (under, over) = Stored::under(limit, Some(&text))?;
+    let Limit::SlidingCounter(it) = under else {
+        return Err(StoreError::protocol("a counter of another algorithm"));
+    };
+    let buckets = i64::from(it.sub_buckets());
+    let length = it.window().get() as i64 / buckets;
+    let first = seen.div_euclid(length) - buckets;
     let mut state = CounterState { seen, tail, first, counts: Default::default() };
     for (index, count) in counts {
         if index < first {
@@ -254,7 +315,7 @@ fn counter_state(
         }
         state.counts[at] = count;
     }
-    Ok(state)
+    Ok(Stored::new(under, State::Counter(state), over))
 }
 
 /// What a log says of itself without its entries.
@@ -499,13 +560,21 @@ mod tests {
         let mut random = Random::new(1);
         let (mut distrusted, mut admitted) = (0, 0);
         for round in 0..long_or(4_000, 200) {
-            let limit = random_limit(&mut random);
+            // Every other one comes under two limits in turn.
+            let mut limit = random_limit(&mut random);
+            let mut other = limit;
+            while round % 2 == 0 && (other == limit || other.algorithm() != limit.algorithm()) {
+                other = random_limit(&mut random);
+            }
             let (key, horizon) = (format!("doubted:{round}"), limit.horizon().get());
             let begun = 1_763_000_000_000_000 + random.below(1_000_000);
             let since = Timestamp::from_micros(begun + random.below(3 * horizon));
             let life = Micros::new(random.below(horizon));
-            let (mut now, mut left): (u64, Option<State>) = (begun, None);
+            let (mut now, mut left): (u64, Option<(Limit, State)>) = (begun, None);
             for step in 0..30 {
+                if random.one_in(4) {
+                    (limit, other) = (other, limit);
+                }
                 now = match random.below(12) {
                     0 => now - random.below(horizon / 4 + 1),
                     1 | 2 => now + random.below(horizon + 1),
@@ -525,9 +594,10 @@ mod tests {
                 let context =
                     format!("round {round}, step {step}: {limit:?}, {now}, {doubt:?}, {questions:?}");
                 // The state that the last step has left is the one that this one has found.
-                let found = stored_state(&limit, &mut after_two(answer.clone()), time).unwrap();
-                if let Some(left) = &left {
-                    assert_eq!(limit.standing(left, time), limit.standing(&found, time), "{context}");
+                let found = believed_state(&limit, &mut after_two(answer.clone()), time, None).unwrap();
+                if let Some((under, left)) = left {
+                    let left = limit.carry_over(&under, left, time);
+                    assert_eq!(limit.standing(&left, time), limit.standing(&found, time), "{context}");
                 }
                 let told = replay(&limit, &questions, doubt, answer)
                     .unwrap_or_else(|why| panic!("{context}: {why}"));
@@ -537,7 +607,7 @@ mod tests {
                 // What only denied has left nothing behind.
                 let took = told.decisions.iter().any(Decision::is_admitted)
                     || told.grant.is_some_and(|grant| grant.permits > 0);
-                left = if took { Some(state) } else { None };
+                left = if took { Some((limit, state)) } else { None };
             }
         }
         assert!(distrusted > 1_000 && admitted > 1_000, "{distrusted} distrusted, {admitted} admitted");

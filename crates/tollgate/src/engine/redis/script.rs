@@ -236,7 +236,8 @@ fn add_parameters(numbers: &mut Numbers, limit: &Limit) {
             numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
         }
         Limit::SlidingLog(it) => {
-            numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
+            numbers.add([it.limit() as i64, it.window().get() as i64, it.retention().get() as i64]);
+            numbers.add([i64::from(it.counts_denied())]);
         }
         Limit::SlidingCounter(it) => {
             let tick = if it.is_strict() { 0 } else { it.tick() as i64 };
@@ -340,7 +341,7 @@ pub(super) fn ask(
     for run in &runs(limit, questions) {
         numbers.add_run(run);
     }
-    command.said.arg("ask").arg(numbers.0);
+    command.said.arg("ask").arg(numbers.0).arg(limit.parameters().to_string());
     if let Some(wanted) = wanted(questions) {
         let life = if wanted.terms.counts_out() { wanted.terms.life().get() } else { 0 };
         let mut numbers = Numbers(Vec::with_capacity(24));
@@ -374,21 +375,21 @@ pub(super) fn change(
     now: Option<Timestamp>,
 ) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
-    let mut numbers = Numbers::of(limit);
+    let (mut numbers, under) = (Numbers::of(limit), limit.parameters().to_string());
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
     match change {
         Change::Refund { permits, at } => {
             numbers.add([cut(permits), at.as_micros() as i64]);
-            command.said.arg("refund").arg(numbers.0).arg("");
+            command.said.arg("refund").arg(numbers.0).arg(under).arg("");
         }
         Change::Charge { permits } => {
             numbers.add([cut(permits)]);
-            command.said.arg("charge").arg(numbers.0).arg("");
+            command.said.arg("charge").arg(numbers.0).arg(under).arg("");
         }
         Change::Return { permits, at, number, counted } => {
             numbers.add([cut(permits), at.as_micros() as i64, i64::from(counted)]);
-            command.said.arg("return").arg(numbers.0).arg(number);
+            command.said.arg("return").arg(numbers.0).arg(under).arg(number);
         }
     }
     if let Some(doubt) = doubt {
@@ -419,7 +420,8 @@ pub(super) fn ask_several(
     for (OneOfSeveral { limit, ask, is_binding, .. }, doubt) in checks.iter().zip(doubts) {
         let mut numbers = Numbers::of(limit);
         numbers.add_run(&Run { cost: ask.cost, wait: accepted_wait(limit, *ask), count: 1 });
-        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(*is_binding)).arg(numbers.0);
+        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(*is_binding));
+        command.said.arg(numbers.0).arg(limit.parameters().to_string());
         command.said.arg(doubt.map(Doubt::numbers).unwrap_or_default());
     }
     command

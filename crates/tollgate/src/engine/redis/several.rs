@@ -23,7 +23,7 @@ impl RedisEngine {
             self.0.count_failure(&StoreError::Overloaded);
             return Err(StoreError::Overloaded);
         }
-        let Merged { checks, of } = merged(checks, |one, other| one.id == other.id);
+        let Merged { checks, of } = merged(checks, |one, other| one.prefix == other.prefix);
         let decisions = self.acquire_each_or_none(&checks).await?;
         Ok(of.into_iter().map(|number| decisions[number]).collect())
     }

@@ -1,11 +1,11 @@
 -- What both ways of keeping a log do. Before this stands the text that reads one, which sets
---   time, used, base, oldest, earliest   what counts, as the answer has it
+--   time, used, base, oldest, earliest   what counts, as the answer has it. Older entries may be kept, for a longer window
 --   last                                 the newest entry: start, sum, cost
 --   wipe                                 whether the log was re-dated: `last` is all of it
 --   add, start_of, give_back, save       what is done to it; nothing is written before `save`
 --
--- ARGV[3]  of the limit: limit in permits, the window in microseconds, 1 if denied requests count. A run of 0 only asks when it
---          could start
+-- ARGV[3]  of the limit: limit in permits, the window in microseconds, how long entries are kept in microseconds, 1 if denied requests
+--          count. A run of 0 only asks when it could start
 --
 -- Returns { how many were admitted, now, the time that counts as now, permits that count, the oldest start that counts (-1:
 -- none), the earliest start that keeps the order }, all as they were before, and then for each run: how many groups, and
@@ -74,6 +74,6 @@ end
 
 if changed and op ~= 'look' then
   save()
-  expire(key, last.start + length)
+  expire(key, last.start + retention)
 end
 return reply

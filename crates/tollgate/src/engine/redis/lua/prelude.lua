@@ -9,11 +9,12 @@
 --            refund  cost, start of the grant
 --            return  the same
 --            charge  cost
--- ARGV[4]  ask: nothing or '', or three numbers of what is to be lent when all asks are answered: how many permits are wanted; into how
+-- ARGV[4]  the limit by which the states of this call are understood, as it is kept beside them (the field `limit`)
+-- ARGV[5]  ask: nothing or '', or three numbers of what is to be lent when all asks are answered: how many permits are wanted; into how
 --          many parts what is left is cut, of which one is lent; how long it is counted as out, in microseconds (0: it is an
 --          ordinary debit)
 --          return: how many returns there were before, for all that the caller knows
--- ARGV[5]  nothing, or two numbers: since when this server writes, in microseconds, and how long permits are lent. What was written
+-- ARGV[6]  nothing, or two numbers: since when this server writes, in microseconds, and how long permits are lent. What was written
 --          before may be lost, and counts as taken.
 --
 -- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before
@@ -42,11 +43,11 @@ end
 -- What is given back counts once: the second time it is not its turn any more.
 if ARGV[2] == 'return' then
   local returns = whole(call('HMGET', KEYS[1], 'returns')[1], 0)
-  if returns ~= tonumber(ARGV[4]) then
+  if returns ~= tonumber(ARGV[5]) then
     return { -1, now, returns }
   end
   -- Whether what was lent before this server took over is known here, nobody can tell: it stays where it is.
-  if ARGV[5] and struct.unpack('>i8', ARGV[3], #ARGV[3] - 15) < struct.unpack('>i8', ARGV[5]) then
+  if ARGV[6] and struct.unpack('>i8', ARGV[3], #ARGV[3] - 15) < struct.unpack('>i8', ARGV[6]) then
     return { 0, now }
   end
 end

@@ -2,15 +2,15 @@
 --
 -- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV.
 -- KEYS     the state of each limit
--- ARGV[2]  for each limit: its algorithm; 1 if its denial is one for all, 0 if it is only counted; its numbers, as its script takes them
---          in ARGV[3] and in ARGV[5]
+-- ARGV[2]  for each limit: its algorithm; 1 if its denial is one for all, 0 if it is only counted; what its script takes in ARGV[3], in
+--          ARGV[4] and in ARGV[6]
 --
 -- Returns the answers of the single limits, in order, as they were before anything was taken.
 local calls, all = {}, true
 for number = 1, #KEYS do
-  local algorithm, binding = algorithms[ARGV[4 * number - 2]], ARGV[4 * number - 1] == '1'
-  local doubt = ARGV[4 * number + 1]
-  local arguments = { '', 'look', ARGV[4 * number], '', doubt ~= '' and doubt or nil }
+  local algorithm, binding = algorithms[ARGV[5 * number - 3]], ARGV[5 * number - 2] == '1'
+  local doubt = ARGV[5 * number + 1]
+  local arguments = { '', 'look', ARGV[5 * number - 1], ARGV[5 * number], '', doubt ~= '' and doubt or nil }
   local answer = algorithm({ KEYS[number] }, arguments)
   all = all and (answer[1] == 1 or not binding)
   arguments[2] = 'ask'

@@ -4,11 +4,12 @@
 --            seen  the latest time that this counter has seen, tail the latest start that it has promised, in microseconds
 --            sub   the length of its sub-buckets in microseconds
 --            N     permits in sub-bucket number N since the epoch
+--            limit the limit it was written under: limit/window/sub-buckets, and behind it what lies over, as in fixed_window.lua
 -- ARGV[3]  of the limit: limit in permits, sub-buckets in a window, their length in microseconds, the tick in microseconds in
 --          which the weight of the oldest sub-bucket falls (0 if it counts in full), 1 if denied requests count
 --
 -- Returns { how many were admitted, now, field, value, field, value, ... }, the fields as they were before.
-local op = ARGV[2]
+local op, own = ARGV[2], ARGV[4]
 local limit, buckets, length, tick, count_denied, position = struct.unpack('>i8i8i8i8i8', ARGV[3])
 local window, strict = buckets * length, tick == 0
 local length_ticks = strict and 1 or length / tick
@@ -19,46 +20,98 @@ local fields, counts = {}, {}
 for index = 1, #stored, 2 do
   fields[stored[index]] = stored[index + 1]
 end
-local seen, tail = now, now
+local over, over_until, asked, written = 0, 0, nil, limit
+if stored[1] then
+  -- Before there was the field, the length of the sub-buckets was all that was known.
+  local under = fields.limit or string.format('%.0f/%.0f/%.0f', limit, whole(fields.sub) * buckets, buckets)
+  if under ~= own then
+    local before, permits, rest = string.match(under, '^(%S+) over (%d+) (%d+)$')
+    over, over_until = whole(permits, 0), whole(rest, 0)
+    local a, b, c = string.match(before or under, '^([1-9]%d*)/([1-9]%d*)/([1-9]%d*)$')
+    local alike = whole(b) == window and whole(c) == buckets
+    written = whole(a)
+    -- Counts of the same sub-buckets stay as they are, under every limit.
+    if not alike or over_until > 0 and before ~= own then
+      asked = { limit, window, buckets, length, alike }
+      limit, window, buckets = written, whole(b), whole(c)
+      length = window / buckets
+    end
+  end
+end
+local seen, tail, redated, carried = now, now, false, false
 if stored[1] then
   seen, tail = whole(fields.seen), whole(fields.tail)
-  local total, current = 0, floor(seen / length)
-  local same = whole(fields.sub) == length
+  local current = floor(seen / length)
   for name, text in pairs(fields) do
     local number = string.find(name, '^%d+$') and tonumber(name)
     -- Older ones were of no account when the others were written.
-    if number and (not same or number >= current - buckets) then
-      local count = max(0, min(whole(text), 3 * limit))
-      if same and number > current + 2 * buckets + 2 then
+    if number and number >= current - buckets then
+      if number > current + 2 * buckets + 2 then
         error('TOLLGATE foreign value: ' .. name)
       end
-      counts[number], total = count, total + count
+      counts[number] = max(0, min(whole(text), 6755399441055744))
     end
-  end
-  if not same then
-    -- Cut otherwise under another limit: all of it counts as taken last.
-    counts, tail = { [current] = min(total, limit) }, seen
   end
 end
 
-local redated = seen - now > window
-if redated then
-  local total = 0
-  for _, count in pairs(counts) do
-    total = total + count
+-- All that is counted, and until when.
+local function counted(from)
+  local total, full_at = 0, tail
+  for index, count in pairs(counts) do
+    if index >= from and count > 0 then
+      total, full_at = total + count, max(full_at, (index + buckets + 1) * length)
+    end
   end
-  counts, seen, tail = { [floor(now / length)] = min(total, 3 * limit) }, now, now
+  return total, full_at
 end
-local time = max(now, seen)
-if ARGV[5] then
-  -- The sub-bucket in which the server took over counts as much as the limit.
-  local since = struct.unpack('>i8', ARGV[5])
-  local index = floor(since / length)
-  if index >= floor(time / length) - buckets then
-    counts[index] = max(counts[index] or 0, limit)
+
+local doubt = ARGV[6] and struct.unpack('>i8', ARGV[6])
+local time
+-- Once, or for a state that was cut otherwise twice: as it was, and then as the caller has it.
+repeat
+  local former = asked
+  if seen - now > window then
+    counts, tail = { [floor(now / length)] = min((counted(0)), 3 * limit) }, now
+    seen, redated = now, true
+    if not former then
+      -- After a clock was set back, what lies over matters for as long as the window does.
+      over_until = min(over_until, now + window)
+    end
   end
-end
+  time = max(now, seen)
+  if doubt then
+    -- The sub-bucket in which the server took over counts as much as the limit that it was written under.
+    local index = floor(doubt / length)
+    if index >= floor(time / length) - buckets then
+      counts[index] = max(counts[index] or 0, written)
+    end
+  end
+  if former then
+    -- What was counted stays counted. A denial keeps that, too: it has said how long to wait from now.
+    local total, finish = counted(floor(time / length) - buckets)
+    local lying, alike = over_until > time and over or 0, former[5]
+    if lying > 0 then
+      finish = max(finish, over_until)
+    end
+    limit, window, buckets, length = former[1], former[2], former[3], former[4]
+    -- Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
+    tail = total > 0 and max(time, min(tail, time + window)) or time
+    local used, kept = max(total, lying), alike and total or 0
+    seen, counts = time, alike and counts or {}
+    if min(used, limit) > kept then
+      local index = floor(tail / length)
+      counts[index] = (counts[index] or 0) + min(used, limit) - kept
+    end
+    local held, full_at = counted(floor(time / length) - buckets)
+    over, over_until = used, finish
+    if used == 0 or used <= held and finish <= full_at then
+      over, over_until = 0, 0
+    end
+    asked, doubt, redated, carried = nil, nil, true, true
+  end
+until not former
 local earliest = max(time, tail)
+local settled = over_until > 0 and counted(floor(time / length) - buckets) or 0
 
 local function at(index)
   return counts[index] or 0
@@ -79,7 +132,12 @@ local function used(instant)
   if strict then
     return inside + leaving
   end
-  return inside + ceil(leaving * (length_ticks - floor(instant % length / tick)) / length_ticks)
+  local left = length_ticks - floor(instant % length / tick)
+  -- Counted under a larger limit it may be too large for an exact product: more than the limit is all that matters then.
+  if leaving > floor(limit * length_ticks / left) then
+    return inside + limit + 1
+  end
+  return inside + ceil(leaving * left / length_ticks)
 end
 
 -- The earliest instant at which `permits` more fit.
@@ -136,8 +194,8 @@ if op == 'ask' or op == 'look' then
       end
     end
   end
-  if ARGV[4] and ARGV[4] ~= '' then
-    local wanted, parts = struct.unpack('>i8i8', ARGV[4])
+  if ARGV[5] and ARGV[5] ~= '' then
+    local wanted, parts = struct.unpack('>i8i8', ARGV[5])
     local left = earliest == time and limit - used(time) or 0
     local lent = max(0, min(wanted, ceil(left / parts)))
     changed = changed or redated and wanted > 0
@@ -165,6 +223,7 @@ elseif op == 'refund' or op == 'return' then
 elseif op == 'charge' then
   local index = floor(earliest / length)
   local permits = struct.unpack('>i8', ARGV[3], position)
+  changed = carried and permits > 0
   permits = min(permits, 2 * limit - sum(index - buckets, index))
   if permits > 0 then
     take(earliest, permits)
@@ -173,6 +232,16 @@ end
 
 if changed and op ~= 'look' then
   local set, removed, full_at = { key, 'seen', seen, 'tail', tail, 'sub', length }, { key }, tail
+  local text = own
+  if over_until > time then
+    -- Whatever is counted is also counted there, as long as it matters.
+    local taken = counted(floor(time / length) - buckets) - settled
+    text, full_at = string.format('%s over %.0f %.0f', own, max(0, over + taken), over_until), max(tail, over_until)
+  end
+  if fields.limit ~= text then
+    set[#set + 1] = 'limit'
+    set[#set + 1] = text
+  end
   for index, count in pairs(counts) do
     if count > 0 and index >= floor(time / length) - buckets then
       local name = string.format('%.0f', index)
@@ -191,7 +260,7 @@ if changed and op ~= 'look' then
   end
   if op == 'return' then
     set[#set + 1] = 'returns'
-    set[#set + 1] = ARGV[4] + 1
+    set[#set + 1] = ARGV[5] + 1
   end
   call('HSET', unpack(set))
   if removed[2] then

@@ -6,7 +6,7 @@
 --                    this start; and start - LEAD, of the newest, is the latest time that this log has seen
 -- log.lua has the rest: what is asked, what is answered.
 local op = ARGV[2]
-local limit, length, count_denied, position = struct.unpack('>i8i8i8', ARGV[3])
+local limit, length, retention, count_denied, position = struct.unpack('>i8i8i8i8', ARGV[3])
 local key = KEYS[1]
 
 -- What a member says: sum, cost, lead.
@@ -21,22 +21,31 @@ local last, touched, gone, wipe = nil, {}, {}, false
 -- The time that counts as now: never before what this log has seen. Permits that count, and the sum before the first.
 local time, used, base, oldest = now, 0, 0, -1
 local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
-local expired
+-- Entries up to here are not kept.
+local gone_by
 if newest[1] then
   local sum, cost, lead = parts(newest[1])
   last = { start = whole(newest[2]), sum = sum, cost = cost, stored = newest[1] }
   local seen = last.start - lead
   time, base = max(now, seen), sum
-  expired = string.format('%.0f', time - length)
-  local first = call('ZRANGEBYSCORE', key, '(' .. expired, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  gone_by = string.format('%.0f', time - retention)
+  local function first_after(instant)
+    return call('ZRANGEBYSCORE', key, '(' .. instant, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  end
+  local first = first_after(string.format('%.0f', time - length))
   if first[1] then
     local first_sum, first_cost = parts(first[1])
     base = first_sum - first_cost
     used = sum - base
     oldest = first_cost > 0 and whole(first[2]) or -1
   end
-  -- A clock that was set back by more than a window: all that counts is one entry, of now.
+  -- A clock that was set back by more than a window: all that is kept is one entry, of now.
   if seen - now > length then
+    local first_kept = first_after(gone_by)
+    if first_kept[1] then
+      local first_sum, first_cost = parts(first_kept[1])
+      used = sum - (first_sum - first_cost)
+    end
     time, wipe, base, oldest = now, true, 0, used > 0 and now or -1
     last = { start = now, sum = used, cost = used }
     touched[1] = last
@@ -90,7 +99,7 @@ local function give_back(permits, at)
   if last.start == at then
     local less = min(permits, last.cost)
     last.sum, last.cost = last.sum - less, last.cost - less
-    if last.cost == 0 and used > less then
+    if last.cost == 0 and not wipe and call('ZCOUNT', key, '(' .. gone_by, '+inf') > 1 then
       gone[1] = last.stored
       local before = call('ZRANGE', key, -2, -2, 'WITHSCORES')
       local sum, cost = parts(before[1])
@@ -98,7 +107,7 @@ local function give_back(permits, at)
     end
   else
     -- The younger entries stay, so no more comes free than the true history would free.
-    local rank = wipe and 0 or call('ZCOUNT', key, '-inf', expired)
+    local rank = wipe and 0 or call('ZCOUNT', key, '-inf', gone_by)
     while permits > 0 do
       local entry = last
       if not wipe then
@@ -137,7 +146,7 @@ local function save()
   for _, old in ipairs(gone) do
     call('ZREM', key, old)
   end
-  if expired and not wipe then
-    call('ZREMRANGEBYSCORE', key, '-inf', expired)
+  if gone_by and not wipe then
+    call('ZREMRANGEBYSCORE', key, '-inf', gone_by)
   end
 end

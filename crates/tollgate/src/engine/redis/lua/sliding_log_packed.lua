@@ -9,7 +9,7 @@
 --
 -- Only the newest entry is ever changed, and the head is written each time anyway: so that is where it is kept.
 local op = ARGV[2]
-local limit, length, count_denied, position = struct.unpack('>i8i8i8', ARGV[3])
+local limit, length, retention, count_denied, position = struct.unpack('>i8i8i8i8', ARGV[3])
 local key = KEYS[1]
 local HEAD, HEAD_BYTES, ENTRY, ENTRY_BYTES = '>c4I4I4I4i8i8i8i8i8', 56, '>i8i8', 16
 
@@ -29,8 +29,9 @@ local last, closed, wipe = nil, {}, false
 -- The time that counts as now: never before what this log has seen. Permits that count, and the sum before the first.
 local time, used, base, oldest = now, 0, 0, -1
 local room, first, count = 0, 0, 0
--- Entries of the ring before this one no longer count.
-local live = 0
+-- Entries of the ring before `kept` are not kept, and those before `live` no longer count. The sum before the first that is kept, and
+-- the permits from there on.
+local kept, live, kept_base, held = 0, 0, 0, 0
 
 -- An entry of the ring, by its age: start, sum. Sixteen are read at once: the next one wanted is mostly among them.
 local block, block_first
@@ -44,10 +45,10 @@ local function entry(index)
   return struct.unpack(ENTRY, block, (place - from) * ENTRY_BYTES + 1)
 end
 
--- The first entry of the ring, from `live` on, that `holds`: how old it is and its start; and the sum of the one before, if
+-- The first entry of the ring, from `from` on, that `holds`: how old it is and its start; and the sum of the one before, if
 -- that was looked at. It is mostly close, so the steps begin small and double.
-local function find(holds)
-  local low, high, step = live, live, 1
+local function find(from, holds)
+  local low, high, step = from, from, 1
   local found, before
   while high < count do
     local start, sum = entry(high)
@@ -79,23 +80,29 @@ if head ~= '' then
   _, room, first, count, base, seen, start, sum, cost = struct.unpack(HEAD, head)
   last = { start = start, sum = sum, cost = cost }
   time = max(now, seen)
-  local expired = time - length
-  if start <= expired then
-    live, base = count, sum
-  else
-    local index, found, before = find(function(at)
-      return at > expired
+  -- From an entry on, the first that is younger than an instant, the sum before it and its start. If nothing in the ring is, it is the
+  -- newest entry.
+  local function first_after(instant, from, from_base)
+    if start <= instant then
+      return count, sum, nil
+    end
+    local index, found, before = find(from, function(at)
+      return at > instant
     end)
-    live = index
-    -- If nothing in the ring counts, the newest entry is also the oldest.
-    base = index == count and apart(sum, cost) or before or base
-    used = apart(sum, base)
+    return index, index == count and apart(sum, cost) or before or from_base, found
+  end
+  kept, kept_base = first_after(time - retention, 0, base)
+  local found
+  live, base, found = first_after(time - length, kept, kept_base)
+  used, held = apart(sum, base), apart(sum, kept_base)
+  if start > time - length then
     oldest = found or cost > 0 and start or -1
   end
-  -- A clock that was set back by more than a window: all that counts is one entry, of now.
+  -- A clock that was set back by more than a window: all that is kept is one entry, of now.
   if seen - now > length then
-    time, wipe, live, base, oldest = now, true, count, 0, used > 0 and now or -1
-    last = { start = now, sum = used, cost = used }
+    time, wipe, live, kept, base, kept_base = now, true, count, count, 0, 0
+    used, oldest = held, held > 0 and now or -1
+    last = { start = now, sum = held, cost = held }
   end
 end
 local earliest = last and max(time, last.start) or time
@@ -105,12 +112,12 @@ local function add(start, permits)
   if last and (last.start == start or last.cost == 0) then
     last.start, last.sum, last.cost = start, sum_after(last.sum, permits), last.cost + permits
   else
-    if used > 0 then
+    if held > 0 then
       closed[#closed + 1] = last
     end
     last = { start = start, sum = sum_after(last and last.sum or 0, permits), cost = permits }
   end
-  used, earliest = used + permits, start
+  used, held, earliest = used + permits, held + permits, start
 end
 
 -- The earliest start at which `permits` more fit: when enough of the oldest entries have left.
@@ -119,7 +126,7 @@ local function start_of(permits)
   if over <= 0 then
     return earliest
   end
-  local _, found = find(function(_, sum)
+  local _, found = find(live, function(_, sum)
     return apart(sum, base) >= over
   end)
   for index = 1, found and 0 or #closed do
@@ -136,24 +143,25 @@ local function give_back(permits, at)
   if last.start == at then
     local less = min(permits, last.cost)
     last.sum, last.cost = apart(last.sum, less), last.cost - less
-    if last.cost == 0 and used > less then
+    if last.cost == 0 and held > less then
       local start, sum = entry(count - 1)
-      -- What its cost is, the one before tells, if there is one that counts.
-      local before = base
-      if count - 1 > live then
+      -- What its cost is, the one before tells, if there is one that is kept.
+      local before = kept_base
+      if count - 1 > kept then
         before = select(2, entry(count - 2))
       end
       last, count = { start = start, sum = sum, cost = apart(sum, before) }, count - 1
     end
   else
     -- The younger entries stay, so no more comes free than the true history would free.
-    local less = min(permits, used)
-    live = find(function(_, sum)
-      return apart(sum, base) > less
+    local less = min(permits, held)
+    local before = kept_base
+    kept = find(kept, function(_, sum)
+      return apart(sum, before) > less
     end)
-    base = sum_after(base, less)
-    if live == count then
-      last.cost = apart(last.sum, base)
+    kept_base = sum_after(kept_base, less)
+    if kept == count then
+      last.cost = apart(last.sum, kept_base)
     end
   end
 end
@@ -163,16 +171,16 @@ local function save()
     return HEAD_BYTES + (first + index) % room * ENTRY_BYTES
   end
   local function packed(size, oldest_place, entries)
-    return struct.pack(HEAD, 'TGL1', size, oldest_place, entries, base, time, last.start, last.sum, last.cost)
+    return struct.pack(HEAD, 'TGL1', size, oldest_place, entries, kept_base, time, last.start, last.sum, last.cost)
   end
-  local kept = count - live
-  local entries = kept + #closed
+  local ringed = count - kept
+  local entries = ringed + #closed
   -- A burst long gone must not hold its memory for ever; that of a few entries is not worth the work.
   if head == '' or entries > room or room > 16 and entries * 4 < room then
     -- Written anew, with room for a quarter more: what is copied is a few entries for each that comes.
     local parts = {}
-    if kept > 0 then
-      local from, to = place(live), place(count - 1)
+    if ringed > 0 then
+      local from, to = place(kept), place(count - 1)
       if from <= to then
         parts[1] = call('GETRANGE', key, from, to + ENTRY_BYTES - 1)
       else
@@ -199,6 +207,6 @@ local function save()
     for index, it in ipairs(closed) do
       call('SETRANGE', key, place(count + index - 1), struct.pack(ENTRY, it.start, it.sum))
     end
-    call('SETRANGE', key, 0, packed(room, room > 0 and (first + live) % room or 0, entries))
+    call('SETRANGE', key, 0, packed(room, room > 0 and (first + kept) % room or 0, entries))
   end
 end

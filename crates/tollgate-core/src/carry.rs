@@ -1,0 +1,343 @@
+//! What becomes of a state when the limit of its key changes.
+//!
+//! What was consumed stays consumed. A smaller limit holds only a part of it; what does not fit is remembered beside the state
+//! ([`Over`]), takes no room there, and counts again as soon as a larger limit asks. So nobody gets permits by changing back and forth.
+
+use alloc::boxed::Box;
+use core::fmt;
+
+use crate::algorithm::{Algorithm, FixedWindow, IntervalBucket, LeaseState, SlidingCounter, TokenBucket};
+use crate::limit::{Limit, State};
+use crate::rate::Rate;
+use crate::time::{Micros, Timestamp};
+
+/// A state, and what was consumed under earlier limits beyond what it can hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Carried {
+    /// The state by which the limit decides. Never itself a carried one.
+    pub state: State,
+    /// The rest.
+    pub over: Over,
+}
+
+/// Permits that were consumed and that a state has no room for.
+///
+/// A bucket pays them with what would overflow its brim, so that everything consumed flows back at the bucket's own rate. A window and
+/// a counter keep them until an instant, and add to them whatever is taken until then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Over {
+    /// Whole permits.
+    pub permits: i64,
+    /// Of a bucket: units beyond them. Of a window or a counter: until when they count, in microseconds.
+    pub rest: i64,
+}
+
+impl Over {
+    pub(crate) const NONE: Self = Self { permits: 0, rest: 0 };
+
+    /// What is left when a bucket has paid so many units, of which `unit` make a permit.
+    pub(crate) const fn less(self, units: i64, unit: i64) -> Self {
+        let (permits, rest) = (units / unit, units % unit);
+        let broken = (rest > self.rest) as i64;
+        let permits = self.permits - permits - broken;
+        if permits < 0 { Self::NONE } else { Self { permits, rest: self.rest - rest + broken * unit } }
+    }
+
+    /// As far as it still counts at an instant.
+    pub(crate) const fn permits_at(self, instant: i64) -> i64 {
+        if self.rest > instant { self.permits } else { 0 }
+    }
+}
+
+/// What a bucket had given when its limit changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Consumed {
+    /// Whole permits, with those that lie over.
+    pub(crate) permits: i64,
+    /// Units beyond them, of which `unit` make a permit.
+    pub(crate) rest: i64,
+    pub(crate) unit: i64,
+    /// Those of them that were promised or owed beyond an empty bucket, rounded up.
+    pub(crate) debt: i64,
+    /// The time of the bucket, in microseconds.
+    pub(crate) at: i64,
+    /// When its period began, if it has periods.
+    pub(crate) last: Option<i64>,
+}
+
+impl Consumed {
+    /// `used` units, and what lies over.
+    pub(crate) const fn new(used: i64, over: Over, unit: i64, debt: i64, at: i64, last: Option<i64>) -> Self {
+        let (permits, rest) = (used / unit + over.permits, used % unit + over.rest);
+        let whole = (rest >= unit) as i64;
+        Self { permits: permits + whole, rest: rest - whole * unit, unit, debt, at, last }
+    }
+
+    /// The same in a bucket of which `unit` units make a permit: permits and units beyond them, rounded up.
+    pub(crate) const fn in_units(&self, unit: i64) -> (i64, i64) {
+        let rest = rescale(self.rest, self.unit, unit);
+        if rest == unit { (self.permits + 1, 0) } else { (self.permits, rest) }
+    }
+}
+
+/// Bits of a factor: a product of two is exact in a double.
+const FACTOR: u64 = 1 << 26;
+
+/// A part of a permit, in units of which `to` make one instead of `from`, rounded up. What is missing to the whole is what must not
+/// grow, so that is what is converted; units that are finer than a factor are taken together.
+const fn rescale(part: i64, from: i64, to: i64) -> i64 {
+    if part == 0 || from == to {
+        return part;
+    }
+    let (coarse, fine) = ((from as u64).div_ceil(FACTOR), (to as u64).div_ceil(FACTOR));
+    let missing = (from - part) as u64 / coarse * (to as u64 / fine) / (from as u64).div_ceil(coarse);
+    to - (missing * fine) as i64
+}
+
+impl Limit {
+    /// A state that was written under another limit, as it is under this one from `now` on. One of another algorithm is not carried
+    /// over: the key starts afresh.
+    pub fn carry_over(&self, from: &Self, state: State, now: Timestamp) -> State {
+        if self.algorithm() != from.algorithm() {
+            return self.fresh(now);
+        }
+        if self.parameters() == from.parameters() {
+            return state;
+        }
+        let (state, over) = match state {
+            State::Carried(carried) => (carried.state, carried.over),
+            plain => (plain, Over::NONE),
+        };
+        let carried = match (self, from, state) {
+            (Self::FixedWindow(it), Self::FixedWindow(from), State::Window(state)) => {
+                let (state, over) = it.carry_over(from, state, over, now);
+                Some((State::Window(state), over))
+            }
+            (Self::SlidingCounter(it), Self::SlidingCounter(from), State::Counter(state)) => {
+                if over == Over::NONE && it.cuts_like(from) {
+                    return State::Counter(state);
+                }
+                let (state, over) = it.carry_over(from, &state, over, now);
+                Some((State::Counter(state), over))
+            }
+            (_, _, state) => self.carry_bucket_over(from, state, over, now),
+        };
+        let Some((state, over)) = carried else { return self.fresh(now) };
+        // From the time of the former limit, which may have had longer ticks, to now.
+        let settled = self.settled(&state, now);
+        match self.over_after(over, &state, &settled, now) {
+            Over::NONE => settled,
+            over => State::Carried(Box::new(Carried { state: settled, over })),
+        }
+    }
+
+    /// A plain state as it is at `now`.
+    fn settled(&self, state: &State, now: Timestamp) -> State {
+        match (self, state) {
+            (Self::TokenBucket(it), State::Bucket(state)) => State::Bucket(it.settle(*state, now)),
+            (Self::LeakyBucket(it), State::Bucket(state)) => State::Bucket(it.room().settle(*state, now)),
+            (Self::IntervalBucket(it), State::Interval(state)) => State::Interval(it.settle(*state, now).0),
+            (Self::FixedWindow(it), State::Window(state)) => State::Window(it.settle(*state, now)),
+            (Self::SlidingCounter(it), State::Counter(state)) => State::Counter(it.settle(state, now).0),
+            (_, State::Lent(lent)) => {
+                self.lender().map_or(State::Lent(*lent), |it| State::Lent(it.settle(*lent, now)))
+            }
+            (_, other) => other.clone(),
+        }
+    }
+
+    fn carry_bucket_over(
+        &self,
+        from: &Self,
+        state: State,
+        over: Over,
+        now: Timestamp,
+    ) -> Option<(State, Over)> {
+        if let (State::Lent(lent), Some(it), Some(from)) = (&state, self.lender(), from.lender()) {
+            let (lent, over) = it.carry_over(&from, *lent, over, now);
+            return Some((State::Lent(lent), over));
+        }
+        // A limit that lends nothing takes what was lent for what it was in the first place: a debit.
+        let consumed = match (from, state) {
+            (Self::IntervalBucket(from), State::Interval(state)) => from.consumed(state, over, now),
+            (from, State::Bucket(state) | State::Lent(LeaseState { bucket: state, .. })) => {
+                from.bucket()?.consumed(state, over, now)
+            }
+            _ => return None,
+        };
+        if let Self::IntervalBucket(it) = self {
+            let (state, over) = it.resume(&consumed);
+            return Some((State::Interval(state), over));
+        }
+        let (state, over) = self.bucket()?.resume(&consumed, 0);
+        Some((State::Bucket(state), over))
+    }
+
+    /// Runs `change` on a state, or on the one that it carries, and keeps account of what lies over.
+    pub(crate) fn with_over<R>(
+        &self,
+        state: &mut State,
+        now: Timestamp,
+        change: impl FnOnce(&mut State) -> R,
+    ) -> R {
+        let (before, over) = match state {
+            State::Carried(carried) => (carried.state.clone(), carried.over),
+            // More may be out than a smaller limit holds, which lies over when its time has passed.
+            State::Lent(lent) => (State::Lent(*lent), Over::NONE),
+            plain => return change(plain),
+        };
+        let result = change(state.plain_mut());
+        match (self.over_after(over, &before, state.plain(), now), &mut *state) {
+            (Over::NONE, State::Carried(carried)) => *state = carried.state.clone(),
+            (Over::NONE, _) => {}
+            (over, State::Carried(carried)) => carried.over = over,
+            (over, plain) => *state = State::Carried(Box::new(Carried { state: plain.clone(), over })),
+        }
+        result
+    }
+
+    /// What lies over when a change at `now` has made one state of another. A state that was only looked at, or that has denied, is the
+    /// same as before, and so is what lies over.
+    pub fn over_after(&self, over: Over, before: &State, after: &State, now: Timestamp) -> Over {
+        if before == after {
+            return over;
+        }
+        match (self, before, after) {
+            (Self::FixedWindow(it), State::Window(before), State::Window(after)) => {
+                it.over_after(over, *before, *after, now)
+            }
+            (Self::SlidingCounter(it), State::Counter(before), State::Counter(after)) => {
+                it.over_after(over, before, after, now)
+            }
+            (Self::IntervalBucket(it), State::Interval(before), State::Interval(after)) => {
+                it.over_after(over, *before, after.last)
+            }
+            (_, State::Lent(before), _) => match self.lender() {
+                Some(it) => it.over_after(over, *before, &it.settle(*before, now)),
+                None => over,
+            },
+            (
+                _,
+                State::Bucket(before),
+                State::Bucket(after) | State::Lent(LeaseState { bucket: after, .. }),
+            ) => match self.bucket() {
+                Some(it) => it.over_after(over, *before, after.at),
+                None => over,
+            },
+            _ => over,
+        }
+    }
+
+    /// When a state is as good as none, if so much lies over.
+    pub(crate) fn full_with_over(&self, state: &State, over: Over) -> Timestamp {
+        let full_at = self.full_at(state);
+        match self {
+            Self::TokenBucket(it) => full_at.after(it.time_to_pay(over)),
+            Self::LeakyBucket(it) => full_at.after(it.room().time_to_pay(over)),
+            Self::IntervalBucket(it) => full_at.after(it.time_to_pay(over)),
+            Self::FixedWindow(_) | Self::SlidingCounter(_) | Self::SlidingLog(_) => {
+                full_at.max(Timestamp::at(over.rest))
+            }
+        }
+    }
+
+    /// The bucket that refills evenly, if it is one.
+    const fn bucket(&self) -> Option<&TokenBucket> {
+        match self {
+            Self::TokenBucket(it) => Some(it),
+            Self::LeakyBucket(it) => Some(it.room()),
+            Self::IntervalBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingLog(_)
+            | Self::SlidingCounter(_) => None,
+        }
+    }
+}
+
+/// The numbers by which a limit understands its states. Limits that share them share states as they are; a state that is kept with
+/// them can be carried over by whoever finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Parameters {
+    numbers: [u64; 4],
+    many: usize,
+}
+
+impl fmt::Display for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, number) in self.numbers.iter().take(self.many).enumerate() {
+            let slash = if index == 0 { "" } else { "/" };
+            write!(f, "{slash}{number}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Parameters {
+    const fn of<const N: usize>(of: [u64; N]) -> Self {
+        let mut numbers = [0; 4];
+        let mut index = 0;
+        while index < N {
+            numbers[index] = of[index];
+            index += 1;
+        }
+        Self { numbers, many: N }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut parameters = Self { numbers: [0; 4], many: 0 };
+        for number in text.split('/') {
+            *parameters.numbers.get_mut(parameters.many)? = number.parse().ok()?;
+            parameters.many += 1;
+        }
+        Some(parameters)
+    }
+}
+
+impl Limit {
+    /// Evenly refilled buckets: tick, units in a permit, units that flow in a tick, size. Interval refill: size, permits, period.
+    /// Windows: limit, length. Counters: limit, window, sub-buckets. Logs have none: entries mean the same under every limit.
+    pub const fn parameters(&self) -> Parameters {
+        match self {
+            Self::TokenBucket(it) => Parameters::of([it.tick(), it.unit(), it.flow(), it.capacity()]),
+            Self::LeakyBucket(it) => {
+                let it = it.room();
+                Parameters::of([it.tick(), it.unit(), it.flow(), it.capacity()])
+            }
+            Self::IntervalBucket(it) => Parameters::of([it.capacity(), it.refill(), it.period()]),
+            Self::FixedWindow(it) => Parameters::of([it.limit(), it.window().get()]),
+            Self::SlidingCounter(it) => {
+                Parameters::of([it.limit(), it.window().get(), it.sub_buckets() as u64])
+            }
+            Self::SlidingLog(_) => Parameters::of([]),
+        }
+    }
+
+    /// A limit of the same algorithm that had these parameters, as [`Parameters`] write them: all that is needed to carry its states
+    /// over. None if there is no such limit.
+    pub fn with_parameters(&self, text: &str) -> Option<Self> {
+        let Parameters { numbers, many } = Parameters::parse(text)?;
+        match (self, many, numbers) {
+            (Self::TokenBucket(_) | Self::IntervalBucket(_), 4, numbers) => {
+                TokenBucket::from_parts(numbers).map(Self::TokenBucket)
+            }
+            (Self::TokenBucket(_) | Self::IntervalBucket(_), 3, [capacity, refill, period, _]) => {
+                let refill = Rate::new(refill, Micros::new(period)).ok()?;
+                IntervalBucket::new(capacity, refill).ok().map(Self::IntervalBucket)
+            }
+            (Self::LeakyBucket(it), 4, numbers) => {
+                TokenBucket::from_parts(numbers).map(|room| Self::LeakyBucket(it.with_room(room)))
+            }
+            (Self::FixedWindow(_), 2, [limit, length, ..]) => {
+                let rate = Rate::new(limit, Micros::new(length)).ok()?;
+                FixedWindow::new(rate).ok().map(Self::FixedWindow)
+            }
+            (Self::SlidingCounter(_), 3, [limit, window, sub_buckets, _]) => {
+                let rate = Rate::new(limit, Micros::new(window)).ok()?;
+                // In full: how the oldest sub-bucket is weighted does not matter for what is carried over.
+                let sub_buckets = u32::try_from(sub_buckets).ok()?;
+                SlidingCounter::new(rate, sub_buckets, true).ok().map(Self::SlidingCounter)
+            }
+            _ => None,
+        }
+    }
+}
