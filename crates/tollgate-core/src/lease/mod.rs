@@ -193,23 +193,21 @@ impl LeaseTerms {
 
     /// Lends as many of the `wanted` permits as are left, but no more than one part of that in `parts`.
     pub fn lend(&self, limit: &Limit, state: &mut State, now: Timestamp, wanted: u64, parts: u64) -> Grant {
-        limit.with_over(state, now, |state| self.lend_from(limit, state, now, wanted, parts))
-    }
-
-    fn lend_from(&self, limit: &Limit, state: &mut State, now: Timestamp, wanted: u64, parts: u64) -> Grant {
         if let (Lending::Counted { life }, Some(lender)) = (self.lending, limit.lender()) {
-            let mut lent = match state {
-                State::Lent(lent) => *lent,
-                State::Bucket(bucket) => LeaseState { bucket: *bucket, ..lender.fresh(now) },
-                State::Interval(_)
-                | State::Window(_)
-                | State::Log(_)
-                | State::Counter(_)
-                | State::Carried(_) => lender.fresh(now),
-            };
-            let grant = lender.lend(&mut lent, now, wanted, parts, life);
-            *state = State::Lent(lent);
-            return grant;
+            return limit.with_over(state, now, |state| {
+                let mut lent = match state {
+                    State::Lent(lent) => *lent,
+                    State::Bucket(bucket) => LeaseState { bucket: *bucket, ..lender.fresh(now) },
+                    State::Interval(_)
+                    | State::Window(_)
+                    | State::Log(_)
+                    | State::Counter(_)
+                    | State::Carried(_) => lender.fresh(now),
+                };
+                let grant = lender.lend(&mut lent, now, wanted, parts, life);
+                *state = State::Lent(lent);
+                grant
+            });
         }
         let left = limit.standing(state, now).remaining;
         let permits = wanted.min(left.div_ceil(parts.max(1)));
@@ -223,21 +221,23 @@ impl LeaseTerms {
     /// Takes back what was not spent of a grant that was known by `at`. What has flowed in its place since does not come back a second
     /// time: whoever borrows anew and gives back what is old would hold more and more beyond a full bucket.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
-        limit.with_over(state, now, |state| match (self.lending, limit.lender(), state) {
-            (Lending::Counted { .. }, Some(lender), State::Lent(lent)) => {
-                lender.take_back(lent, now, permits, at)
+        match (self.lending, limit.lender()) {
+            (Lending::Counted { .. }, Some(lender)) => limit.with_over(state, now, |state| {
+                // Otherwise nothing is out.
+                if let State::Lent(lent) = state {
+                    lender.take_back(lent, now, permits, at);
+                }
+            }),
+            (Lending::Counted { .. }, None) => {}
+            (Lending::Plain { .. } | Lending::UntilChange { .. }, _) => {
+                limit.refund(state, now, permits, at);
             }
-            // Nothing is out.
-            (Lending::Counted { .. }, ..) => {}
-            (Lending::Plain { .. } | Lending::UntilChange { .. }, _, state) => {
-                limit.refund(state, now, permits, at)
-            }
-        })
+        }
     }
 
     /// For how long what was just taken may be spent.
     fn life_of(&self, limit: &Limit, state: &State, now: Timestamp) -> Micros {
-        match (self.lending, limit, state) {
+        match (self.lending, limit, state.plain()) {
             (Lending::Counted { life } | Lending::Plain { life }, ..) => life,
             (_, Limit::FixedWindow(it), State::Window(state)) => it.until_change(state, now),
             (_, Limit::SlidingCounter(it), State::Counter(state)) => it.until_change(state, now),

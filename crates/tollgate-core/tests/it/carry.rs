@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use tollgate_core::{
-    Algorithm, Ask, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, Micros, Outcome, Rate,
-    SlidingCounter, SlidingLog, State, Timestamp, TokenBucket,
+    Algorithm, Ask, Consistency, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit,
+    Micros, Outcome, Rate, SlidingCounter, SlidingLog, State, Timestamp, TokenBucket,
 };
 
 use crate::laws::{
@@ -368,6 +368,50 @@ proptest! {
         check_intervals(run.grants, |from, to| 2 * size + flow_max(&run.limits, to - from))?;
     }
 
+    /// What is lent may be spent at any time of its life, under whichever limit.
+    #[test]
+    fn changing_back_and_forth_earns_nothing_from_lenders(
+        limits in some(token_buckets()), start in starts(), acts in prop::collection::vec((0..=3_usize, 0..=8_u64, 0..=5_u8, 0..=8_u64), 1..80),
+    ) {
+        let mut run = Run::new(limits, start);
+        let mut leases: Vec<(u64, Timestamp, Timestamp)> = Vec::new();
+        for (to, advance, act, eighths) in acts {
+            let limit = run.limits[to % run.limits.len()];
+            let life = limit.horizon().get() / 5;
+            run.now = run.now.after(Micros::new(life * advance * advance / 64));
+            leases.retain(|(permits, _, ends)| *permits > 0 && *ends > run.now);
+            let terms = LeaseTerms::of_any_size(&limit, Consistency::Lease).unwrap().with_life(Micros::new(life.max(1)));
+            let mut state = run.state(&limit);
+            let share = |permits: u64| (permits * eighths).div_ceil(8);
+            match (act, leases.len()) {
+                (0 | 1, _) => {
+                    let grant = terms.lend(&limit, &mut state, run.now, share(limit.size()), 1);
+                    leases.push((grant.permits, grant.at, run.now.after(grant.life)));
+                }
+                (2, 1..) => {
+                    let (permits, at, _) = leases.remove(eighths as usize % leases.len());
+                    terms.take_back(&limit, &mut state, run.now, permits, at);
+                }
+                (3 | 4, 1..) => {
+                    let index = eighths as usize % leases.len();
+                    let cost = share(leases[index].0);
+                    leases[index].0 -= cost;
+                    run.grants.push(Grant { start: run.now.as_micros(), cost });
+                    continue;
+                }
+                (..) => {
+                    let ask = Ask::of(share(limit.size()));
+                    if limit.decide(&mut state, run.now, ask).is_admitted() {
+                        run.grants.push(Grant { start: run.now.as_micros(), cost: ask.cost });
+                    }
+                }
+            }
+            run.key = Some((limit, state));
+        }
+        let size = u128::from(size_max(&run.limits));
+        check_intervals(run.grants, |from, to| size + flow_max(&run.limits, to - from))?;
+    }
+
     #[test]
     fn changing_back_and_forth_earns_nothing_from_windows(
         limits in windows(true), start in starts(), steps in steps(true),
@@ -508,4 +552,124 @@ proptest! {
             prop_assert_eq!(made.algorithm(), limit.algorithm());
         }
     }
+}
+
+fn at(ms: u64) -> Timestamp {
+    Timestamp::from_micros(1_763_000_040_000_000 + ms * 1_000)
+}
+
+/// What is left under a limit, and how long one more permit takes.
+fn left(limit: &Limit, state: &State, now: Timestamp) -> (u64, Micros) {
+    (limit.standing(state, now).remaining, limit.peek(state, now, Ask::of(1)).retry())
+}
+
+#[test]
+fn a_thousand_that_are_used_up_stay_used_up_under_a_hundred_and_under_a_thousand_again() {
+    let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
+    let (large, small) = (bucket(1_000), bucket(100));
+    let mut state = large.fresh(at(0));
+    assert!(large.decide(&mut state, at(0), Ask::of(1_000)).is_admitted());
+    let state = small.carry_over(&large, state, at(0));
+    assert_eq!(left(&small, &state, at(0)), (0, Micros::from_millis(600)));
+    // The smaller one is full again after a minute, and has paid ten of the nine hundred after six seconds more.
+    assert_eq!(left(&small, &state, at(60_000)), (100, Micros::ZERO));
+    let back = large.carry_over(&small, state.clone(), at(66_000));
+    assert_eq!(left(&large, &back, at(66_000)), (110, Micros::ZERO));
+    // Whatever was taken meanwhile is not paid.
+    let mut state = state;
+    assert!(small.decide(&mut state, at(60_000), Ask::of(100)).is_admitted());
+    let back = large.carry_over(&small, state, at(66_000));
+    assert_eq!(left(&large, &back, at(66_000)), (10, Micros::ZERO));
+    assert_eq!(large.full_at(&back), at(66_000 + 59_400), "at the larger rate");
+}
+
+#[test]
+fn a_hundred_that_are_used_up_are_a_tenth_of_a_thousand() {
+    let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
+    let (large, small) = (bucket(1_000), bucket(100));
+    let mut state = small.fresh(at(0));
+    assert!(small.decide(&mut state, at(0), Ask::of(100)).is_admitted());
+    let state = large.carry_over(&small, state, at(0));
+    assert_eq!(left(&large, &state, at(0)), (900, Micros::ZERO));
+    assert!(!matches!(state, State::Carried(_)), "all of it fits");
+}
+
+#[test]
+fn greedy_and_interval_refill_share_what_was_used() {
+    let greedy = Limit::TokenBucket(TokenBucket::new(10, Rate::per_second(1)).unwrap());
+    let interval = Limit::IntervalBucket(IntervalBucket::new(10, Rate::per_minute(10)).unwrap());
+    let mut state = greedy.fresh(at(0));
+    assert!(greedy.decide(&mut state, at(0), Ask::of(8)).is_admitted());
+    let state = interval.carry_over(&greedy, state, at(1_500));
+    assert_eq!(left(&interval, &state, at(1_500)).0, 3, "three and a half, rounded down");
+    let state = greedy.carry_over(&interval, state, at(1_500));
+    assert_eq!(left(&greedy, &state, at(1_500)).0, 3);
+}
+
+#[test]
+fn a_window_that_comes_back_finds_what_was_counted_in_it() {
+    let window = |limit| Limit::FixedWindow(FixedWindow::new(Rate::per_minute(limit)).unwrap());
+    let (large, small) = (window(1_000), window(100));
+    let mut state = large.fresh(at(0));
+    assert!(large.decide(&mut state, at(0), Ask::of(950)).is_admitted());
+    let state = small.carry_over(&large, state, at(1_000));
+    assert_eq!(left(&small, &state, at(1_000)), (0, Micros::from_secs(59)));
+    let state = large.carry_over(&small, state, at(2_000));
+    assert_eq!(left(&large, &state, at(2_000)).0, 50);
+    let next = small.carry_over(&large, state, at(60_000));
+    assert_eq!(left(&small, &next, at(60_000)).0, 100, "the next window is another");
+}
+
+#[test]
+fn counts_of_a_counter_are_history() {
+    let counter =
+        |limit| Limit::SlidingCounter(SlidingCounter::new(Rate::per_minute(limit), 1, false).unwrap());
+    let (large, small) = (counter(1_000), counter(100));
+    let mut state = large.fresh(at(0));
+    assert!(large.decide(&mut state, at(0), Ask::of(950)).is_admitted());
+    let state = small.carry_over(&large, state, at(0));
+    // Half a minute into the next window half of them count, which is still too many; nine tenths of it must pass for 95 to be left.
+    assert_eq!(left(&small, &state, at(90_000)).0, 0);
+    assert_eq!(left(&small, &state, at(114_000)).0, 5);
+    let state = large.carry_over(&small, state, at(90_000));
+    assert_eq!(left(&large, &state, at(90_000)).0, 525);
+}
+
+#[test]
+fn a_longer_window_finds_the_entries_that_a_shorter_one_has_retained() {
+    let log = |limit, secs| {
+        let rate = Rate::new(limit, Micros::from_secs(secs)).unwrap();
+        Limit::SlidingLog(SlidingLog::new(rate).unwrap().retaining(Micros::from_secs(60)))
+    };
+    let (minute, second) = (log(100, 60), log(10, 1));
+    let mut state = minute.fresh(at(0));
+    assert!(minute.decide(&mut state, at(0), Ask::of(95)).is_admitted());
+    let mut state = second.carry_over(&minute, state, at(2_000));
+    assert!(second.decide(&mut state, at(2_000), Ask::of(2)).is_admitted(), "nothing counts any more");
+    let state = minute.carry_over(&second, state, at(3_000));
+    assert_eq!(left(&minute, &state, at(3_000)).0, 3);
+}
+
+#[test]
+fn another_algorithm_starts_afresh() {
+    let bucket = Limit::TokenBucket(TokenBucket::new(10, Rate::per_second(1)).unwrap());
+    let window = Limit::FixedWindow(FixedWindow::new(Rate::per_minute(10)).unwrap());
+    let mut state = bucket.fresh(at(0));
+    assert!(bucket.decide(&mut state, at(0), Ask::of(8)).is_admitted());
+    assert_eq!(left(&window, &window.carry_over(&bucket, state, at(0)), at(0)).0, 10);
+}
+
+#[test]
+fn what_is_out_stays_out_under_another_limit() {
+    let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_second(100)).unwrap());
+    let (large, small) = (bucket(1_000), bucket(300));
+    let terms = LeaseTerms::new(&large, Consistency::Lease).unwrap();
+    let mut state = large.fresh(at(0));
+    assert!(large.decide(&mut state, at(0), Ask::of(100)).is_admitted());
+    assert_eq!(terms.lend(&large, &mut state, at(0), 250, 1).permits, 250);
+    // Of the three hundred, 250 are out and 50 of the hundred are used; the other 50 lie over.
+    let carried = small.carry_over(&large, state, at(0));
+    assert_eq!(left(&small, &carried, at(0)).0, 0);
+    let back = large.carry_over(&small, carried, at(0));
+    assert_eq!(left(&large, &back, at(0)).0, 650, "nothing is counted twice");
 }
