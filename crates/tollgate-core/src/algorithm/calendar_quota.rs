@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU64;
 
-use super::{Algorithm, accepted_wait, admit_by};
+use super::Algorithm;
 use crate::calendar::{Calendar, Period};
 use crate::decision::{Ask, Outcome, Standing};
 use crate::limit::LimitError;
@@ -11,8 +11,8 @@ use crate::time::{Micros, Timestamp};
 
 /// At most `limit` permits in each period of a calendar.
 ///
-/// Whoever waits is promised permits of the next period, and of no later one. Within a period the zone's rules are not
-/// looked at: its end is all that a state remembers of it.
+/// Nobody waits for the next one: a delay of days is a denial. Within a period the zone's rules are not looked at: its end is all that a
+/// state remembers of it. What was taken counts under every limit, so a limit that changes finds it as it is.
 ///
 /// ```
 /// use tollgate_core::{Algorithm, Ask, Calendar, CalendarQuota, Timestamp};
@@ -36,7 +36,7 @@ pub struct CalendarQuota {
 pub struct CalendarState {
     /// The end of the period, in microseconds since the epoch; 0 before the first use.
     pub end: i64,
-    /// Permits taken, at most twice the limit; those beyond the limit are promised to, or owed by, the next period.
+    /// Permits taken. Beyond the limit only by charges, and under a limit that was made smaller.
     pub count: i64,
 }
 
@@ -66,21 +66,11 @@ impl CalendarQuota {
     }
 
     /// The period of `since` has nothing left, if it is not over.
-    #[expect(
-        dead_code,
-        reason = "what a failover may have lost is asked through `Limit`, which has no calendar quota yet"
-    )]
     pub(crate) fn distrust(&self, state: &mut CalendarState, now: Timestamp, since: Timestamp) {
         let settled = self.settle(*state, now);
         if settled.end == self.period(since).end.us() {
             *state = CalendarState { count: settled.count.max(self.most()), ..settled };
         }
-    }
-
-    /// Until the period ends that is counted in now.
-    #[expect(dead_code, reason = "leases are made through `Limit`, which has no calendar quota yet")]
-    pub(crate) fn until_change(&self, state: &CalendarState, now: Timestamp) -> Micros {
-        Micros::of(self.settle(*state, now).end - now.us())
     }
 
     const fn most(&self) -> i64 {
@@ -89,12 +79,6 @@ impl CalendarQuota {
 
     fn period(&self, instant: Timestamp) -> Period {
         self.calendar.period_at(instant)
-    }
-
-    /// The end of the period that begins at `start`.
-    #[cold]
-    fn end_of_next(&self, start: i64) -> i64 {
-        self.period(Timestamp::at(start)).end.us()
     }
 
     /// Exhausted, and of this period, if the clock was set back by more than a horizon; otherwise as it was.
@@ -118,16 +102,9 @@ impl CalendarQuota {
     /// The state after its period has ended.
     #[cold]
     fn turn(&self, state: CalendarState, now: Timestamp) -> CalendarState {
-        let Period { start, end } = self.period(now);
+        let end = self.period(now).end.us();
         // The last period of all is cut off where time ends, and does not end.
-        if end.us() <= state.end {
-            return state;
-        }
-        // What was promised is of the period right after the stored one: that ended where this one began, or, if the zone's
-        // rules were changed in between, within it.
-        let promised =
-            if state.end >= start.us() { (state.count - self.most()).clamp(0, self.most()) } else { 0 };
-        CalendarState { end: end.us(), count: promised }
+        if end <= state.end { state } else { CalendarState { end, count: 0 } }
     }
 }
 
@@ -153,20 +130,7 @@ impl Algorithm for CalendarQuota {
             *state = CalendarState { end, count: count + cost };
             return Outcome::NOW;
         }
-        let wait = accepted_wait(ask, self.horizon().us());
-        // A cost is not split over periods: what does not fit into this one goes to the next.
-        let promised = count.max(limit) + cost;
-        // After the last period of all nothing comes.
-        if promised <= 2 * limit && now.us() < end {
-            let outcome = admit_by(end, now, wait);
-            if outcome.is_admitted() {
-                *state = CalendarState { end, count: promised };
-            }
-            return outcome;
-        }
-        // The next period is full as well. The one after it can be reserved as soon as it is the next.
-        let start = self.end_of_next(end);
-        Outcome::Denied { retry: Micros::of((end.max(start - wait) - now.us()).max(1)) }
+        Outcome::Denied { retry: Micros::of((end - now.us()).max(1)) }
     }
 
     #[inline]
@@ -185,14 +149,8 @@ impl Algorithm for CalendarQuota {
         if count == 0 || cost == 0 {
             return;
         }
-        let (period, cost) = (self.period(at), cost.min(self.limit()) as i64);
-        let (owed, least) = if count > self.most() {
-            (period.start.us() == end, self.most())
-        } else {
-            (period.end.us() == end, 0)
-        };
-        if owed {
-            *state = CalendarState { end, count: (count - cost).max(least) };
+        if self.period(at).end.us() == end {
+            *state = CalendarState { end, count: (count - cost.min(self.limit()) as i64).max(0) };
         }
     }
 
@@ -207,9 +165,6 @@ impl Algorithm for CalendarQuota {
     }
 
     fn full_at(&self, state: &CalendarState) -> Timestamp {
-        if state.count > self.most() {
-            return Timestamp::at(self.end_of_next(state.end));
-        }
         if state.count > 0 {
             return Timestamp::at(state.end);
         }

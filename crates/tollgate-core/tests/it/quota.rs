@@ -50,50 +50,26 @@ fn a_month_ends_on_its_day_in_its_zone() {
 }
 
 #[test]
-fn whoever_waits_is_promised_the_next_month_and_no_later_one() {
-    let quota = seoul();
-    let now = at("2026-12-14T14:00:00Z");
+fn nobody_waits_for_the_next_month() {
+    let (quota, now) = (seoul(), at("2026-12-14T14:00:00Z"));
     let hour = Micros::from_secs(3_600);
     let mut state = quota.fresh(now);
     assert_eq!(quota.decide(&mut state, now, Ask::of(8)), Outcome::NOW);
-    let short = Micros::new(hour.get() - 1);
-    assert_eq!(
-        quota.decide(&mut state, now, Ask::of(3).within(short)),
-        Outcome::Denied { retry: Micros::new(1) }
-    );
-    assert_eq!(quota.decide(&mut state, now, Ask::of(3).within(hour)), Outcome::Admitted { delay: hour });
-    assert_eq!(state.count, 13, "a cost is not split: what was left of this month goes to nobody");
-    assert_eq!(quota.decide(&mut state, now, Ask::of(7).within(hour)), Outcome::Admitted { delay: hour });
-    // The next month is full as well. Its own next one can be reserved when it has come.
-    let later = at("2027-01-14T15:00:00Z");
-    let wait = Micros::from_secs(86_400);
-    let retry = Micros::new(later.since(now).get() - wait.get());
-    assert_eq!(quota.decide(&mut state, now, Ask::of(1).within(wait)), Outcome::Denied { retry });
-    assert_eq!(
-        quota.decide(&mut state, now, Ask::of(1).within(Micros::new(u64::MAX))),
-        Outcome::Denied { retry: hour }
-    );
-    assert_eq!(quota.full_at(&state), later);
-    assert_eq!(quota.standing(&state, now.after(hour)).remaining, 0, "the promises are kept");
+    let before = state;
+    assert_eq!(quota.decide(&mut state, now, Ask::of(3).within(hour)), Outcome::Denied { retry: hour });
+    assert_eq!(state, before);
 }
 
 #[test]
-fn a_promise_is_not_carried_over_a_month_that_nobody_came_in() {
-    let (quota, now) = (seoul(), at("2026-11-16T09:00:00Z"));
-    let mut state = quota.fresh(now);
-    quota.charge(&mut state, now, u64::MAX);
-    assert_eq!(state.count, 20);
-    assert_eq!(quota.standing(&state, at("2027-01-01T00:00:00Z")).remaining, 0);
-    assert_eq!(quota.standing(&state, at("2027-01-14T15:00:00Z")).remaining, 10);
-}
-
-#[test]
-fn a_lower_limit_is_in_debt_for_one_period_at_most() {
-    let (quota, now) = (seoul(), at("2026-11-16T09:00:00Z"));
-    let state = CalendarState { end: at("2026-12-14T15:00:00Z").as_micros() as i64, count: 1_000 };
-    let Outcome::Denied { retry } = quota.peek(&state, now, Ask::of(1)) else { panic!() };
-    assert_eq!(now.after(retry), at("2027-01-14T15:00:00Z"));
-    assert_eq!(quota.peek(&state, now.after(retry), Ask::of(1)), Outcome::NOW);
+fn what_was_taken_counts_under_every_limit() {
+    let now = at("2026-11-16T09:00:00Z");
+    let of = |limit| CalendarQuota::new(limit, Calendar::parse("Asia/Seoul", "month", Some("15")).unwrap()).unwrap();
+    let mut state = of(1_000).fresh(now);
+    assert_eq!(of(1_000).decide(&mut state, now, Ask::of(900)), Outcome::NOW);
+    assert_eq!(of(100).decide(&mut state, now, Ask::of(1)), RETRY_AT_THE_15TH);
+    assert_eq!(of(1_000).standing(&state, now).remaining, 100);
+    assert_eq!(of(2_000).standing(&state, now).remaining, 1_100);
+    assert_eq!(of(100).standing(&state, at("2026-12-14T15:00:00Z")).remaining, 100);
 }
 
 #[test]
@@ -110,11 +86,6 @@ fn refunds_are_of_the_period_of_their_grant() {
     assert_eq!(state, CalendarState { count: 0, ..before }, "the time that was seen is kept");
     assert_eq!(quota.full_at(&state), at("2026-11-14T15:00:00Z"));
     quota.decide(&mut state, now, Ask::of(10));
-    quota.decide(&mut state, now, Ask::of(5).within(Micros::from_secs(3_600)));
-    quota.refund(&mut state, now, 3, now);
-    assert_eq!(state.count, 15, "others are promised the next month by now");
-    quota.refund(&mut state, now, 9, at("2026-12-14T15:00:00Z"));
-    assert_eq!(state.count, 10);
     quota.refund(&mut state, at("2026-12-14T15:00:00Z"), 3, now);
     assert_eq!(quota.standing(&state, at("2026-12-14T15:00:00Z")).remaining, 10);
 }
@@ -335,13 +306,7 @@ proptest! {
         for step in &steps {
             let Some((before, ask, outcome)) = run.step(step) else { continue };
             match outcome {
-                Outcome::Admitted { delay } => {
-                    prop_assert!(delay <= ask.wait.unwrap_or_default());
-                    if delay > Micros::ZERO {
-                        let end = Timestamp::from_micros(run.state.end as u64);
-                        prop_assert_eq!(run.now.after(delay), end, "the next period and no other");
-                    }
-                }
+                Outcome::Admitted { delay } => prop_assert_eq!(delay, Micros::ZERO),
                 Outcome::Denied { retry } => {
                     prop_assert_eq!(run.state, before);
                     prop_assert!(retry >= Micros::new(1));
@@ -370,9 +335,8 @@ proptest! {
             if remaining < quota.limit() {
                 prop_assert!(!quota.peek(&run.state, run.now, Ask::of(remaining + 1)).is_admitted());
                 prop_assert!(reset > Micros::ZERO);
-                let owed = (run.state.count - quota.limit() as i64).max(0) as u64;
                 let then = quota.standing(&run.state, run.now.after(reset)).remaining;
-                prop_assert!(then == quota.limit() || then == quota.limit() - owed);
+                prop_assert_eq!(then, quota.limit());
             }
         }
     }
