@@ -121,6 +121,16 @@ impl Calendar {
         self.zone_name
     }
 
+    /// A name that no other calendar has: `month_15_Asia/Seoul`.
+    pub fn slug(&self) -> String {
+        let zone = self.zone_name;
+        match self.cycle {
+            Cycle::Day => alloc::format!("day_{zone}"),
+            Cycle::Week { from } => alloc::format!("week_{}_{zone}", from.as_str()),
+            Cycle::Month { from } => alloc::format!("month_{from}_{zone}"),
+        }
+    }
+
     /// The period that an instant is in. Periods tile time: the end of each is the start of the next.
     ///
     /// A period begins at the first instant at which the zone's clocks show midnight of its first day, or later. So a

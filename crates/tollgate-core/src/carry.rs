@@ -98,7 +98,7 @@ impl Limit {
     /// A state that was written under another limit, as it is under this one from `now` on. One of another algorithm is not carried
     /// over: the key starts afresh.
     pub fn carry_over(&self, from: &Self, state: State, now: Timestamp) -> State {
-        if self.algorithm() != from.algorithm() {
+        if self.home() != from.home() {
             return self.fresh(now);
         }
         if self.parameters() == from.parameters() {
@@ -139,6 +139,7 @@ impl Limit {
             (Self::IntervalBucket(it), State::Interval(state)) => State::Interval(it.settle(*state, now).0),
             (Self::FixedWindow(it), State::Window(state)) => State::Window(it.settle(*state, now)),
             (Self::SlidingCounter(it), State::Counter(state)) => State::Counter(it.settle(state, now).0),
+            (Self::CalendarQuota(_), State::Calendar(state)) => State::Calendar(*state),
             (_, State::Lent(lent)) => {
                 self.lender().map_or(State::Lent(*lent), |it| State::Lent(it.settle(*lent, now)))
             }
@@ -235,7 +236,7 @@ impl Limit {
             Self::TokenBucket(it) => full_at.after(it.time_to_pay(over)),
             Self::LeakyBucket(it) => full_at.after(it.room().time_to_pay(over)),
             Self::IntervalBucket(it) => full_at.after(it.time_to_pay(over)),
-            Self::FixedWindow(_) | Self::SlidingCounter(_) | Self::SlidingLog(_) => {
+            Self::FixedWindow(_) | Self::SlidingCounter(_) | Self::SlidingLog(_) | Self::CalendarQuota(_) => {
                 full_at.max(Timestamp::at(over.rest))
             }
         }
@@ -249,7 +250,8 @@ impl Limit {
             Self::IntervalBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingLog(_)
-            | Self::SlidingCounter(_) => None,
+            | Self::SlidingCounter(_)
+            | Self::CalendarQuota(_) => None,
         }
     }
 }
@@ -295,7 +297,8 @@ impl Parameters {
 
 impl Limit {
     /// Evenly refilled buckets: tick, units in a permit, units that flow in a tick, size. Interval refill: size, permits, period.
-    /// Windows: limit, length. Counters: limit, window, sub-buckets. Logs have none: entries mean the same under every limit.
+    /// Windows: limit, length. Counters: limit, window, sub-buckets. Logs and quotas have
+    /// none: what they keep means the same under every limit.
     pub const fn parameters(&self) -> Parameters {
         match self {
             Self::TokenBucket(it) => Parameters::of([it.tick(), it.unit(), it.flow(), it.capacity()]),
@@ -308,7 +311,7 @@ impl Limit {
             Self::SlidingCounter(it) => {
                 Parameters::of([it.limit(), it.window().get(), it.sub_buckets() as u64])
             }
-            Self::SlidingLog(_) => Parameters::of([]),
+            Self::SlidingLog(_) | Self::CalendarQuota(_) => Parameters::of([]),
         }
     }
 

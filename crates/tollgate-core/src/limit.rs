@@ -1,12 +1,15 @@
 //! A limit: one of the five algorithms with its parameters, chosen at run time.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
+use alloc::format;
 use core::fmt;
 use core::str::FromStr;
 
 use crate::algorithm::{
-    Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LeakyMode,
-    LeaseBucket, LeaseState, LogState, SlidingCounter, SlidingLog, TokenBucket, WindowState,
+    Algorithm, BucketState, CalendarQuota, CalendarState, CounterState, FixedWindow, IntervalBucket,
+    IntervalState, LeakyBucket, LeakyMode, LeaseBucket, LeaseState, LogState, SlidingCounter, SlidingLog,
+    TokenBucket, WindowState,
 };
 use crate::carry::Carried;
 use crate::decision::{Ask, Outcome, Standing};
@@ -27,17 +30,34 @@ pub enum Limit {
     SlidingLog(SlidingLog),
     /// Counts of a few sub-buckets, the oldest weighted.
     SlidingCounter(SlidingCounter),
+    /// A count for each day, week or month of a time zone.
+    CalendarQuota(CalendarQuota),
 }
 
 impl Limit {
-    /// The name under which callers choose the algorithm. Both refills of the token bucket have one name.
+    /// The name under which callers choose the algorithm. Both refills of the token bucket have one name; a quota is a window of the
+    /// calendar.
     pub const fn algorithm(&self) -> AlgorithmName {
         match self {
             Self::TokenBucket(_) | Self::IntervalBucket(_) => AlgorithmName::TokenBucket,
             Self::LeakyBucket(_) => AlgorithmName::LeakyBucket,
-            Self::FixedWindow(_) => AlgorithmName::FixedWindow,
+            Self::FixedWindow(_) | Self::CalendarQuota(_) => AlgorithmName::FixedWindow,
             Self::SlidingLog(_) => AlgorithmName::SlidingWindow,
             Self::SlidingCounter(_) => AlgorithmName::SlidingWindowCounter,
+        }
+    }
+
+    /// What its states are kept under in a store: the algorithm, and of a quota the calendar, under another of which it would be
+    /// another count.
+    pub fn home(&self) -> Cow<'static, str> {
+        match self {
+            Self::CalendarQuota(it) => format!("calendar_{}", it.calendar().slug()).into(),
+            Self::TokenBucket(_)
+            | Self::IntervalBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingLog(_)
+            | Self::SlidingCounter(_) => self.algorithm().as_lowercase().into(),
         }
     }
 
@@ -50,6 +70,7 @@ impl Limit {
             Self::FixedWindow(it) => it.limit(),
             Self::SlidingLog(it) => it.limit(),
             Self::SlidingCounter(it) => it.limit(),
+            Self::CalendarQuota(it) => it.limit(),
         }
     }
 
@@ -62,6 +83,7 @@ impl Limit {
             Self::FixedWindow(it) => it.window(),
             Self::SlidingLog(it) => it.window(),
             Self::SlidingCounter(it) => it.window(),
+            Self::CalendarQuota(it) => it.horizon(),
         }
     }
 }
@@ -78,6 +100,7 @@ impl Limit {
             (Self::IntervalBucket(it), State::Interval(state)) => it.distrust(state, since),
             (Self::FixedWindow(it), State::Window(state)) => it.distrust(state, now, since),
             (Self::SlidingCounter(it), State::Counter(state)) => it.distrust(state, now, since),
+            (Self::CalendarQuota(it), State::Calendar(state)) => it.distrust(state, now, since),
             (Self::SlidingLog(_), _) => {}
             (_, other) => *other = self.fresh(now),
         }
@@ -92,7 +115,8 @@ impl Limit {
             | Self::IntervalBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingLog(_)
-            | Self::SlidingCounter(_) => None,
+            | Self::SlidingCounter(_)
+            | Self::CalendarQuota(_) => None,
         }
     }
 
@@ -107,12 +131,14 @@ impl Limit {
                 | State::Window(_)
                 | State::Log(_)
                 | State::Counter(_)
+                | State::Calendar(_)
                 | State::Carried(_) => false,
             },
             Self::IntervalBucket(_) => matches!(plain, State::Interval(_)),
             Self::FixedWindow(_) => matches!(plain, State::Window(_)),
             Self::SlidingLog(_) => matches!(plain, State::Log(_)),
             Self::SlidingCounter(_) => matches!(plain, State::Counter(_)),
+            Self::CalendarQuota(_) => matches!(plain, State::Calendar(_)),
         };
         if !own {
             *state = self.fresh(now);
@@ -135,6 +161,8 @@ pub enum State {
     Log(LogState),
     /// Of a sliding counter.
     Counter(CounterState),
+    /// Of a calendar quota.
+    Calendar(CalendarState),
     /// Of any of them, with what was consumed under earlier limits beside it.
     Carried(Box<Carried>),
 }
@@ -175,6 +203,7 @@ macro_rules! dispatch {
             Limit::FixedWindow($it) => dispatch!(@own $state, Window, $it, $now, $own, $body),
             Limit::SlidingLog($it) => dispatch!(@own $state, Log, $it, $now, $own, $body),
             Limit::SlidingCounter($it) => dispatch!(@own $state, Counter, $it, $now, $own, $body),
+            Limit::CalendarQuota($it) => dispatch!(@own $state, Calendar, $it, $now, $own, $body),
         }
     };
     (@own $state:expr, $variant:ident, $it:ident, $now:expr, $own:ident, $body:expr) => {{
@@ -198,6 +227,7 @@ impl Algorithm for Limit {
             Self::FixedWindow(it) => State::Window(it.fresh(now)),
             Self::SlidingLog(it) => State::Log(it.fresh(now)),
             Self::SlidingCounter(it) => State::Counter(it.fresh(now)),
+            Self::CalendarQuota(it) => State::Calendar(it.fresh(now)),
         }
     }
 

@@ -63,8 +63,8 @@ pub use policy::{PolicyLimiter, PolicyOutcome, PolicyVerdict};
 /// Rules, matching, keys and tiers: from a request to the limits that it is checked against.
 pub use tollgate_core::policy as rules;
 pub use tollgate_core::{
-    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Consistency, Decision, FixedWindow, Grant,
-    IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit, LimitError, Micros, Outcome, Rate, RateError,
-    SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
-    algorithm, lease, parse_duration,
+    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Calendar, CalendarError, CalendarQuota,
+    Consistency, Cycle, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms,
+    Limit, LimitError, Micros, Outcome, Period, Rate, RateError, SlidingCounter, SlidingLog, Standing, State,
+    StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm, Weekday, algorithm, lease, parse_duration,
 };

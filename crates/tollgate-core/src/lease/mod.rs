@@ -59,6 +59,9 @@ pub enum StaysStrict {
     /// Every admission has its own time in a log, and in a queue its own turn.
     #[error("a log and a queue know the time of every request, which a lease does not")]
     Algorithm,
+    /// What a node that dies takes along would be gone until the next day, week or month.
+    #[error("what a node takes along when it dies would be gone for the rest of the period")]
+    Quota,
     /// What a few nodes hold would be too large a part of the limit.
     #[error("{size} permits are too few to lend from: at least {PERMITS_MIN}")]
     TooSmall {
@@ -133,6 +136,7 @@ impl LeaseTerms {
             Limit::SlidingCounter(it) => until_change(it.window().get() / u64::from(it.sub_buckets())),
             Limit::IntervalBucket(it) => until_change(it.period()),
             Limit::SlidingLog(_) | Limit::LeakyBucket(_) => return Err(StaysStrict::Algorithm),
+            Limit::CalendarQuota(_) => return Err(StaysStrict::Quota),
         };
         Ok(Self { lending, ceiling: size, size })
     }
@@ -202,6 +206,7 @@ impl LeaseTerms {
                     | State::Window(_)
                     | State::Log(_)
                     | State::Counter(_)
+                    | State::Calendar(_)
                     | State::Carried(_) => lender.fresh(now),
                 };
                 let grant = lender.lend(&mut lent, now, wanted, parts, life);

@@ -102,7 +102,10 @@ fn limits() -> impl Strategy<Value = Limit> {
 
 pub(crate) fn counts_denied(limit: &Limit) -> bool {
     match limit {
-        Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) => false,
+        Limit::TokenBucket(_)
+        | Limit::IntervalBucket(_)
+        | Limit::LeakyBucket(_)
+        | Limit::CalendarQuota(_) => false,
         Limit::FixedWindow(it) => it.counts_denied(),
         Limit::SlidingLog(it) => it.counts_denied(),
         Limit::SlidingCounter(it) => it.counts_denied(),
@@ -224,7 +227,7 @@ impl Run {
             (_, State::Window(state)) => state.window * self.limit.horizon().get() as i64,
             (_, State::Log(state)) => state.entries().last().map_or(0, |newest| newest.start - newest.lead),
             (_, State::Counter(state)) => state.seen,
-            (_, State::Bucket(_) | State::Lent(_) | State::Carried(_)) => unreachable!(),
+            (_, State::Bucket(_) | State::Lent(_) | State::Calendar(_) | State::Carried(_)) => unreachable!(),
         };
         seen as u64
     }

@@ -63,7 +63,9 @@ fn nobody_waits_for_the_next_month() {
 #[test]
 fn what_was_taken_counts_under_every_limit() {
     let now = at("2026-11-16T09:00:00Z");
-    let of = |limit| CalendarQuota::new(limit, Calendar::parse("Asia/Seoul", "month", Some("15")).unwrap()).unwrap();
+    let of = |limit| {
+        CalendarQuota::new(limit, Calendar::parse("Asia/Seoul", "month", Some("15")).unwrap()).unwrap()
+    };
     let mut state = of(1_000).fresh(now);
     assert_eq!(of(1_000).decide(&mut state, now, Ask::of(900)), Outcome::NOW);
     assert_eq!(of(100).decide(&mut state, now, Ask::of(1)), RETRY_AT_THE_15TH);

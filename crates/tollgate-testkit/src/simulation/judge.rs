@@ -185,10 +185,13 @@ impl Judge {
                 Limit::IntervalBucket(it) => {
                     interval_excess(it.capacity(), it.refill(), it.period(), &mut admissions)
                 }
-                Limit::FixedWindow(_) | Limit::SlidingCounter(_) | Limit::SlidingLog(_) if !self.replays => 0,
-                Limit::FixedWindow(_) | Limit::SlidingCounter(_) | Limit::SlidingLog(_) => {
-                    self.refused_in_replay(&mut admissions, &on_store)
-                }
+                Limit::FixedWindow(_)
+                | Limit::SlidingCounter(_)
+                | Limit::SlidingLog(_)
+                | Limit::CalendarQuota(_) => match self.replays {
+                    true => self.refused_in_replay(&mut admissions, &on_store),
+                    false => 0,
+                },
             };
             // Without bookkeeping of what is out the theory says nothing tighter for these.
             let is_bucket = matches!(self.limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_));

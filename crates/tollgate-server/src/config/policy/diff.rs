@@ -99,11 +99,13 @@ fn states(old: &PolicyParts, new: &PolicyParts) -> Vec<String> {
     for (name, old) in &before {
         match after.get(name) {
             None => lines.push(format!("  {name}: no longer counted")),
-            Some(new) if old.algorithm() != new.algorithm() => lines.push(format!(
-                "  {name}: starts afresh: {} becomes {}",
-                old.algorithm(),
-                new.algorithm()
-            )),
+            Some(new) if old.home() != new.home() => {
+                let name_of = |limit: &Limit| match limit.home() {
+                    home if home == limit.algorithm().as_lowercase() => limit.algorithm().to_string(),
+                    home => home.into_owned(),
+                };
+                lines.push(format!("  {name}: starts afresh: {} becomes {}", name_of(old), name_of(new)));
+            }
             Some(new) if old != new => {
                 let change = match new.size().cmp(&old.size()) {
                     std::cmp::Ordering::Less => "smaller",

@@ -189,6 +189,13 @@ pub(in crate::config) enum FamilyOf {
 pub(in crate::config) struct LimitFields {
     /// 100/min, 50/s burst 100
     pub limit: Option<super::text::LimitText>,
+    /// In place of `limit`: so many for each day, week or month of the calendar: 10000/month
+    pub quota: Option<super::text::QuotaText>,
+    /// Of a quota: whose calendar, as an IANA name such as Asia/Seoul; UTC if not set.
+    pub zone: Option<String>,
+    /// Of a quota: the day on which it begins: a weekday (monday if not set), or a day of the month (1 if not set; in shorter months
+    /// their last).
+    pub anchor: Option<super::text::AnchorText>,
     /// The most permits at once, of TOKEN_BUCKET and LEAKY_BUCKET; those of one period if not set.
     pub burst: Option<u64>,
     /// TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COUNTER
@@ -208,8 +215,22 @@ pub(in crate::config) struct LimitFields {
 impl LimitFields {
     /// The limit by itself, if nothing else is said of it.
     pub(super) fn in_a_word(&self) -> Option<super::text::LimitText> {
-        let Self { limit, burst, algorithm, refill, sub_buckets, strict, count_denied, queue } = self;
-        let is_bare = burst.is_none() && algorithm.is_none() && refill.is_none() && sub_buckets.is_none();
-        limit.filter(|_| is_bare && !strict && !count_denied && !queue)
+        let Self {
+            limit,
+            quota,
+            zone,
+            anchor,
+            burst,
+            algorithm,
+            refill,
+            sub_buckets,
+            strict,
+            count_denied,
+            queue,
+        } = self;
+        let is_bare =
+            quota.is_none() && zone.is_none() && anchor.is_none() && burst.is_none() && algorithm.is_none();
+        let is_plain = refill.is_none() && sub_buckets.is_none() && !strict && !count_denied && !queue;
+        limit.filter(|_| is_bare && is_plain)
     }
 }

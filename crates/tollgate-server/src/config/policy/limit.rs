@@ -1,12 +1,12 @@
 //! From a limit as it is written to what it means.
 
 use tollgate::{
-    AlgorithmName, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError, LimitSettings,
-    Rate, SlidingCounter, SlidingLog, TokenBucket,
+    AlgorithmName, Calendar, CalendarQuota, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit,
+    LimitError, LimitSettings, Rate, SlidingCounter, SlidingLog, TokenBucket,
 };
 
 use super::file::{LimitFields, PolicyFile, RuleFields};
-use super::text::{AlgorithmText, FactorText, LimitItem, LimitText, Many};
+use super::text::{AlgorithmText, FactorText, LimitItem, LimitText, Many, QuotaText, Unit};
 use crate::config::limits::{LOG_LIMIT_MAX, Refill, Settings};
 
 /// What a limit has that does not say it itself.
@@ -22,9 +22,15 @@ pub(super) fn read(text: &str) -> LimitItem {
 
 /// The limit that fields stand for, or why they stand for none.
 pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, String> {
+    if let Some(quota) = fields.quota {
+        return make_quota(fields, quota);
+    }
     let Some(LimitText { rate, burst }) = fields.limit else {
-        return Err("needs `limit: 100/min`".to_owned());
+        return Err("needs `limit: 100/min`, or `quota: 10000/month`".to_owned());
     };
+    if fields.zone.is_some() || fields.anchor.is_some() {
+        return Err("zone and anchor belong to a quota: `quota: 10000/month`".to_owned());
+    }
     if burst.is_some() && fields.burst.is_some() {
         return Err("burst stands twice".to_owned());
     }
@@ -59,6 +65,31 @@ pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, St
     made.map_err(|why| why.to_string())
 }
 
+/// So many for each period of a calendar.
+fn make_quota(fields: &LimitFields, quota: QuotaText) -> Result<Limit, String> {
+    let LimitFields {
+        limit,
+        quota: _,
+        zone,
+        anchor,
+        burst,
+        algorithm,
+        refill,
+        sub_buckets,
+        strict,
+        count_denied,
+        queue,
+    } = fields;
+    let of_a_limit = limit.is_some() || burst.is_some() || algorithm.is_some() || refill.is_some();
+    if of_a_limit || sub_buckets.is_some() || *strict || *count_denied || *queue {
+        return Err("a quota has a zone and an anchor, and nothing else beside it".to_owned());
+    }
+    let anchor = anchor.as_ref().map(|anchor| anchor.0.as_str());
+    let calendar = Calendar::parse(zone.as_deref().unwrap_or("UTC"), quota.unit.as_str(), anchor);
+    let made = CalendarQuota::new(quota.permits, calendar.map_err(|why| why.to_string())?);
+    made.map(Limit::CalendarQuota).map_err(|why| why.to_string())
+}
+
 /// Fields of other algorithms would be read by nobody.
 fn check_fields(fields: &LimitFields, burst: Option<u64>, algorithm: AlgorithmName) -> Result<(), String> {
     use AlgorithmName::{FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket};
@@ -87,6 +118,12 @@ pub(super) fn part_of(fields: &LimitFields, factor: FactorText) -> Result<LimitF
     };
     let too_small =
         |what: &str, permits: u64| Err(format!("{factor} of {what} {permits} leaves less than 1 permit"));
+    if let Some(quota) = fields.quota {
+        return match cut(quota.permits) {
+            0 => too_small("the quota", quota.permits),
+            permits => Ok(LimitFields { quota: Some(QuotaText { permits, ..quota }), ..fields.clone() }),
+        };
+    }
     let Some(LimitText { rate, burst }) = fields.limit else { return Ok(fields.clone()) };
     let Ok(less) = Rate::new(cut(rate.permits()), rate.per()) else {
         return too_small("the limit", rate.permits());
@@ -103,9 +140,17 @@ pub(super) fn part_of(fields: &LimitFields, factor: FactorText) -> Result<LimitF
 /// Permits in a billion seconds, of the first limit: to find the smallest tier.
 pub(super) fn speed(limits: &Many<LimitItem>) -> u128 {
     match limits.0.first() {
-        Some(LimitItem::Limit(fields)) => fields.limit.map_or(0, |it| {
-            u128::from(it.rate.permits()) * 1_000_000_000_000_000 / u128::from(it.rate.per().get())
-        }),
+        Some(LimitItem::Limit(fields)) => {
+            let days = |quota: QuotaText| match quota.unit {
+                Unit::Day => 1,
+                Unit::Week => 7,
+                Unit::Month => 30,
+            };
+            let of_quota = fields.quota.map(|it| (it.permits, days(it) * 86_400_000_000));
+            let of_limit = fields.limit.map(|it| (it.rate.permits(), it.rate.per().get()));
+            let (permits, per) = of_quota.or(of_limit).unwrap_or((0, 1));
+            u128::from(permits) * 1_000_000_000_000_000 / u128::from(per)
+        }
         Some(LimitItem::Unlimited) => u128::MAX,
         None => 0,
     }

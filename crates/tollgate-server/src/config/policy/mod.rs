@@ -490,11 +490,11 @@ impl<'a> Building<'a> {
             tiers.iter().map(|it| if let Limits::All(limits) = it { limits.len() } else { 0 }).max();
         for position in 0..longest.unwrap_or(0) {
             let mut used: Vec<_> =
-                algorithms(position).map(|limit| self.parts.limits[limit].limit.algorithm()).collect();
+                algorithms(position).map(|limit| self.parts.limits[limit].limit.home()).collect();
             used.dedup();
             if used.len() > 1 {
                 self.remarks.push(format!(
-                    "{rule}: its tiers differ in algorithm; whoever changes tier starts afresh with limit {}",
+                    "{rule}: its tiers differ in algorithm or calendar; whoever changes tier starts afresh with limit {}",
                     position + 1
                 ));
             }
@@ -590,7 +590,7 @@ fn always_has_a_key(rule: &Rule) -> bool {
 
 /// Under which name states are kept. The tier is not part of it: who changes tier keeps what was consumed.
 fn scope(limit: &Limit, rule: &str, part: Part<'_>, position: usize) -> Box<str> {
-    let mut scope = format!("{}:{rule}", limit.algorithm().as_lowercase());
+    let mut scope = format!("{}:{rule}", limit.home());
     if position > 0 {
         scope += &format!(".{}", position + 1);
     }

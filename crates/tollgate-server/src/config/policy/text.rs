@@ -208,6 +208,94 @@ impl<'de> Deserialize<'de> for Exclusion {
     }
 }
 
+/// `10000/month`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::config) struct QuotaText {
+    pub permits: u64,
+    pub unit: Unit,
+}
+
+/// A period of the calendar.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::config) enum Unit {
+    Day,
+    Week,
+    Month,
+}
+
+impl Unit {
+    pub(in crate::config) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+        }
+    }
+}
+
+impl FromStr for QuotaText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected a quota such as 1000/day, 5000/week or 10000/month, not {text}");
+        let (permits, unit) = text.split_once('/').ok_or_else(wrong)?;
+        let unit = [Unit::Day, Unit::Week, Unit::Month].into_iter().find(|it| it.as_str() == unit.trim());
+        let permits = permits.trim().parse().ok().filter(|permits| *permits > 0);
+        permits.zip(unit).map(|(permits, unit)| Self { permits, unit }).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for QuotaText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.permits, self.unit.as_str())
+    }
+}
+
+text!(
+    QuotaText,
+    "Quota",
+    r"^[0-9]+\s*/\s*(day|week|month)$",
+    "Permits per period of the calendar: 10000/month"
+);
+
+/// A weekday, or a day of the month.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::config) struct AnchorText(pub String);
+
+impl fmt::Display for AnchorText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for AnchorText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match serde_json::Value::deserialize(deserializer)? {
+            serde_json::Value::String(text) => Ok(Self(text)),
+            other => Ok(Self(other.to_string())),
+        }
+    }
+}
+
+impl Serialize for AnchorText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl JsonSchema for AnchorText {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Anchor".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [
+            { "enum": ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"] },
+            { "type": "integer", "minimum": 1, "maximum": 31 }
+        ] })
+    }
+}
+
 /// The name of an algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::config) struct AlgorithmText(pub AlgorithmName);

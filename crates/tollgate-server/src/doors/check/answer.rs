@@ -181,6 +181,9 @@ fn arithmetic(limit: &Limit, cost: u64, verdict: &Verdict) -> String {
         ),
         Limit::LeakyBucket(_) => format!("room for {left} of {size}; empty after {span} s"),
         Limit::FixedWindow(_) => format!("{left} of {size} left in this window of {span} s"),
+        Limit::CalendarQuota(it) => {
+            format!("{left} of {size} left in this {}", it.calendar().slug().replace('_', " "))
+        }
         Limit::SlidingLog(_) => format!("{left} of {size} left in the last {span} s, by every admission"),
         Limit::SlidingCounter(it) => format!(
             "{left} of {size} left in the last {span} s, by {} count(s){}",

@@ -2,8 +2,8 @@
 
 use smallvec::smallvec;
 use tollgate_core::algorithm::{
-    Algorithm, BucketState, CounterState, FixedWindow, IntervalBucket, IntervalState, LeakyBucket, LogState,
-    SlidingCounter, SlidingLog, TokenBucket, WindowState,
+    Algorithm, BucketState, CalendarQuota, CalendarState, CounterState, FixedWindow, IntervalBucket,
+    IntervalState, LeakyBucket, LogState, SlidingCounter, SlidingLog, TokenBucket, WindowState,
 };
 use tollgate_core::{Limit, Standing, State, Timestamp};
 
@@ -101,7 +101,8 @@ impl Heap {
             Limit::TokenBucket(_)
             | Limit::IntervalBucket(_)
             | Limit::LeakyBucket(_)
-            | Limit::FixedWindow(_) => false,
+            | Limit::FixedWindow(_)
+            | Limit::CalendarQuota(_) => false,
         };
         if heavy {
             self.remove(bits);
@@ -202,6 +203,7 @@ two_numbers!(TokenBucket, Bucket, BucketState { level, at });
 two_numbers!(LeakyBucket, Bucket, BucketState { level, at });
 two_numbers!(IntervalBucket, Interval, IntervalState { tokens, last });
 two_numbers!(FixedWindow, Window, WindowState { count, window });
+two_numbers!(CalendarQuota, Calendar, CalendarState { count, end });
 
 impl Cell for SlidingLog {
     type Snapshot = Standing;
@@ -341,6 +343,7 @@ pub(super) fn load(limit: &Limit, bits: Bits, heap: &Heap) -> State {
         Limit::FixedWindow(it) => State::Window(it.load(bits, heap)),
         Limit::SlidingLog(it) => State::Log(it.load(bits, heap)),
         Limit::SlidingCounter(it) => State::Counter(it.load(bits, heap)),
+        Limit::CalendarQuota(it) => State::Calendar(it.load(bits, heap)),
     }
 }
 
@@ -356,6 +359,7 @@ pub(super) fn full_at(limit: &Limit, bits: Bits, heap: &Heap) -> Timestamp {
             Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => Timestamp::default(),
         },
         Limit::SlidingCounter(it) => it.full_at(&it.load(bits, heap)),
+        Limit::CalendarQuota(it) => it.full_at(&it.load(bits, heap)),
     }
 }
 
@@ -371,5 +375,6 @@ pub(super) fn remaining(limit: &Limit, bits: Bits, heap: &Heap, now: Timestamp) 
             Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => it.limit(),
         },
         Limit::SlidingCounter(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::CalendarQuota(it) => it.standing(&it.load(bits, heap), now).remaining,
     }
 }

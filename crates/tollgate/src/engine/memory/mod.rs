@@ -289,6 +289,7 @@ impl MemoryLimiter {
             Limit::FixedWindow(it) => self.decide(it, key, ask),
             Limit::SlidingLog(it) => self.decide(it, key, ask),
             Limit::SlidingCounter(it) => self.decide(it, key, ask),
+            Limit::CalendarQuota(it) => self.decide(it, key, ask),
         }
     }
 
@@ -304,6 +305,7 @@ impl MemoryLimiter {
             Limit::FixedWindow(it) => self.settle(it, key, ask),
             Limit::SlidingLog(it) => self.settle(it, key, ask),
             Limit::SlidingCounter(it) => self.settle(it, key, ask),
+            Limit::CalendarQuota(it) => self.settle(it, key, ask),
         }
     }
 
@@ -403,6 +405,7 @@ impl MemoryLimiter {
             Limit::FixedWindow(it) => self.apply(it, key, change),
             Limit::SlidingLog(it) => self.apply(it, key, change),
             Limit::SlidingCounter(it) => self.apply(it, key, change),
+            Limit::CalendarQuota(it) => self.apply(it, key, change),
         }
     }
 

@@ -65,6 +65,7 @@ impl MemoryLimiter {
             Limit::FixedWindow(it) => look.at(it, shard),
             Limit::SlidingLog(it) => look.at(it, shard),
             Limit::SlidingCounter(it) => look.at(it, shard),
+            Limit::CalendarQuota(it) => look.at(it, shard),
         };
         self.decision(outcome, standing, asker.now)
     }
@@ -78,6 +79,7 @@ impl MemoryLimiter {
             Limit::FixedWindow(it) => self.decide_in(it, shard, asker, ask),
             Limit::SlidingLog(it) => self.decide_in(it, shard, asker, ask),
             Limit::SlidingCounter(it) => self.decide_in(it, shard, asker, ask),
+            Limit::CalendarQuota(it) => self.decide_in(it, shard, asker, ask),
         }
     }
 

@@ -68,7 +68,8 @@ impl LogStorage {
                 | Limit::IntervalBucket(_)
                 | Limit::LeakyBucket(_)
                 | Limit::FixedWindow(_)
-                | Limit::SlidingCounter(_),
+                | Limit::SlidingCounter(_)
+                | Limit::CalendarQuota(_),
                 _,
             ) => "",
         }

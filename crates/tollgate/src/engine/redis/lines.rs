@@ -53,9 +53,11 @@ impl Step {
 /// and windows need no search.
 fn searches_max(limit: &Limit) -> usize {
     match limit {
-        Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) | Limit::FixedWindow(_) => {
-            BATCH_MAX
-        }
+        Limit::TokenBucket(_)
+        | Limit::IntervalBucket(_)
+        | Limit::LeakyBucket(_)
+        | Limit::FixedWindow(_)
+        | Limit::CalendarQuota(_) => BATCH_MAX,
         Limit::SlidingLog(_) => 16,
         Limit::SlidingCounter(it) => (2_048 / it.sub_buckets() as usize).clamp(1, 32),
     }

@@ -5,7 +5,7 @@
 
 use redis::Value;
 use tollgate_core::algorithm::{
-    Algorithm, BucketState, CounterState, IntervalState, LeaseState, WindowState,
+    Algorithm, BucketState, CalendarState, CounterState, IntervalState, LeaseState, WindowState,
 };
 use tollgate_core::{
     Ask, Carried, Decision, Grant, LeakyMode, Limit, Micros, Outcome, Over, SlidingCounter, Standing, State,
@@ -53,7 +53,8 @@ pub(super) fn replay(
         | Limit::IntervalBucket(_)
         | Limit::LeakyBucket(_)
         | Limit::FixedWindow(_)
-        | Limit::SlidingCounter(_) => {
+        | Limit::SlidingCounter(_)
+        | Limit::CalendarQuota(_) => {
             let mut state = believed_state(limit, &mut answer, now, doubt)?;
             let mut decisions = Vec::with_capacity(questions.len());
             let mut taken = 0;
@@ -197,7 +198,10 @@ fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError
                 }
                 Limit::LeakyBucket(it) => bucket_state(it.room(), true, amount, frac, dated),
                 Limit::TokenBucket(it) => bucket_state(&it, false, amount, frac, dated),
-                Limit::FixedWindow(_) | Limit::SlidingLog(_) | Limit::SlidingCounter(_) => {
+                Limit::FixedWindow(_)
+                | Limit::SlidingLog(_)
+                | Limit::SlidingCounter(_)
+                | Limit::CalendarQuota(_) => {
                     return Err(StoreError::protocol("a bucket of another algorithm"));
                 }
             };
@@ -221,6 +225,11 @@ fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError
             Ok(Stored::new(under, State::Window(WindowState { window, count }), over))
         }
         Limit::SlidingCounter(it) => counter_state(limit, it, answer),
+        Limit::CalendarQuota(_) => {
+            let (end, count) = (answer.number()?, answer.number()?);
+            let state = CalendarState { end, count: count.min(COUNT_MAX).max(0) };
+            Ok(Stored::new(*limit, State::Calendar(state), None))
+        }
         Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
     }
 }
@@ -234,7 +243,8 @@ fn lender(limit: &Limit) -> Option<TokenBucket> {
         | Limit::IntervalBucket(_)
         | Limit::FixedWindow(_)
         | Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_) => None,
+        | Limit::SlidingCounter(_)
+        | Limit::CalendarQuota(_) => None,
     }
 }
 

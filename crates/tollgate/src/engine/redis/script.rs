@@ -1,9 +1,10 @@
 //! The scripts, and what is said to them.
 
 use std::sync::LazyLock;
+use std::time::SystemTime;
 
 use redis::Cmd;
-use tollgate_core::{Ask, LeakyMode, LeaseTerms, Limit, Micros, Timestamp, TokenBucket};
+use tollgate_core::{Ask, Calendar, LeakyMode, LeaseTerms, Limit, Micros, Period, Timestamp, TokenBucket};
 
 use super::LogStorage;
 use super::control::{ASSIGNED_MAX, AssignedTier};
@@ -36,7 +37,7 @@ const BUCKET: &str = include_str!("lua/bucket.lua");
 /// What both ways of keeping a log do, behind the text that reads one.
 const LOG: &str = include_str!("lua/log.lua");
 /// By [`home`]: a name, and the texts that make up the script.
-const BODIES: [(&str, &[&str]); 7] = [
+const BODIES: [(&str, &[&str]); 8] = [
     ("token_bucket", &[TOKENS, BUCKET]),
     ("interval_bucket", &[include_str!("lua/interval_bucket.lua")]),
     ("leaky_bucket", &[WATER, BUCKET]),
@@ -44,6 +45,7 @@ const BODIES: [(&str, &[&str]); 7] = [
     ("sliding_log", &[include_str!("lua/sliding_log.lua"), LOG]),
     ("sliding_counter", &[include_str!("lua/sliding_counter.lua")]),
     ("sliding_log_packed", &[include_str!("lua/sliding_log_packed.lua"), LOG]),
+    ("calendar_quota", &[include_str!("lua/calendar_quota.lua")]),
 ];
 const SEVERAL: &str = include_str!("lua/several.lua");
 const PRESENCE: &str = include_str!("lua/presence.lua");
@@ -60,6 +62,7 @@ const fn home(limit: &Limit, logs: LogStorage) -> usize {
         (Limit::SlidingLog(_), LogStorage::SortedSet) => 4,
         (Limit::SlidingCounter(_), _) => 5,
         (Limit::SlidingLog(_), LogStorage::Packed) => 6,
+        (Limit::CalendarQuota(_), _) => 7,
     }
 }
 
@@ -219,8 +222,8 @@ pub(super) const fn is_sent(limit: &Limit, ask: Ask) -> bool {
     ask.cost > 0 && ask.cost <= limit.size()
 }
 
-/// Adds what the script must know of a limit.
-fn add_parameters(numbers: &mut Numbers, limit: &Limit) {
+/// Adds what the script must know of a limit. `now` is the time that is handed in, if it is.
+fn add_parameters(numbers: &mut Numbers, limit: &Limit, now: Option<Timestamp>) {
     let of_bucket = |it: &TokenBucket| [it.tick(), it.unit(), it.flow(), it.capacity()].map(|n| n as i64);
     match limit {
         Limit::TokenBucket(it) => {
@@ -245,17 +248,36 @@ fn add_parameters(numbers: &mut Numbers, limit: &Limit) {
             numbers.add([it.limit() as i64, i64::from(it.sub_buckets()), length as i64, tick]);
             numbers.add([i64::from(it.counts_denied())]);
         }
+        Limit::CalendarQuota(it) => {
+            numbers.add([it.limit() as i64, it.horizon().get() as i64]);
+            numbers.add(periods_around(it.calendar(), now).map(|instant| instant.as_micros() as i64));
+        }
     }
+}
+
+/// When the periods begin around now: the server reads its own clock, which may be behind or ahead of this node's.
+fn periods_around(calendar: &Calendar, now: Option<Timestamp>) -> [Timestamp; 6] {
+    let now = now.unwrap_or_else(|| {
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_micros(since_epoch.as_micros() as u64)
+    });
+    let before = |instant: Timestamp| {
+        let just_before = Timestamp::from_micros(instant.as_micros().saturating_sub(1));
+        calendar.period_at(just_before).start
+    };
+    let Period { start, end } = calendar.period_at(now);
+    let (last, next) = (before(start), calendar.period_at(end).end);
+    [before(last), last, start, end, next, calendar.period_at(next).end]
 }
 
 /// Numbers as scripts take them.
 struct Numbers(Vec<u8>);
 
 impl Numbers {
-    fn of(limit: &Limit) -> Self {
+    fn of(limit: &Limit, now: Option<Timestamp>) -> Self {
         // Enough for a limit and one run.
         let mut numbers = Self(Vec::with_capacity(64));
-        add_parameters(&mut numbers, limit);
+        add_parameters(&mut numbers, limit, now);
         numbers
     }
 
@@ -337,7 +359,7 @@ pub(super) fn ask(
     now: Option<Timestamp>,
 ) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
-    let mut numbers = Numbers::of(limit);
+    let mut numbers = Numbers::of(limit, now);
     for run in &runs(limit, questions) {
         numbers.add_run(run);
     }
@@ -375,7 +397,7 @@ pub(super) fn change(
     now: Option<Timestamp>,
 ) -> Command {
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
-    let (mut numbers, under) = (Numbers::of(limit), limit.parameters().to_string());
+    let (mut numbers, under) = (Numbers::of(limit, now), limit.parameters().to_string());
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
     match change {
@@ -418,7 +440,7 @@ pub(super) fn ask_several(
     let keys: Vec<_> = checks.iter().map(|check| check.key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, now);
     for (OneOfSeveral { limit, ask, is_binding, .. }, doubt) in checks.iter().zip(doubts) {
-        let mut numbers = Numbers::of(limit);
+        let mut numbers = Numbers::of(limit, now);
         numbers.add_run(&Run { cost: ask.cost, wait: accepted_wait(limit, *ask), count: 1 });
         command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(*is_binding));
         command.said.arg(numbers.0).arg(limit.parameters().to_string());
