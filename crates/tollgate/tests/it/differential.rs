@@ -652,6 +652,57 @@ fn several_with(logs: LogStorage) {
     });
 }
 
+/// A thousand a minute, used up; then a hundred a minute; then a thousand again.
+#[test]
+fn what_was_consumed_stays_consumed_in_the_store() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::remembering(&server, LogStorage::SortedSet, Duration::ZERO).await;
+        let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
+        let [large, small] = [1_000, 100].map(|size| home.engine.limiter("token_bucket", bucket(size)));
+        let stored = |field: &str| server.cli(&["HGET", "rate_limiter:token_bucket:user:1", field]);
+        let at = |ms: u64| home.clock.set(Timestamp::from_micros(1_763_000_000_000_000 + ms * 1_000));
+        at(0);
+        assert!(large.try_acquire("user:1", 1_000).await.unwrap().is_admitted());
+        assert_eq!(stored("limit").trim(), "1/60000/1/1000");
+        let looked = small.peek("user:1", Ask::of(1)).await.unwrap();
+        assert_eq!((looked.remaining, looked.outcome.retry()), (0, Micros::from_millis(600)));
+        assert_eq!(stored("limit").trim(), "1/60000/1/1000", "who only looks changes nothing");
+        let denied = small.try_acquire("user:1", 1).await.unwrap();
+        assert_eq!((denied.remaining, denied.outcome.retry()), (0, Micros::from_millis(600)));
+        assert_eq!(stored("limit").trim(), "1/600000/1/100 over 900 0");
+        at(600);
+        assert!(small.try_acquire("user:1", 1).await.unwrap().is_admitted(), "as was promised");
+        at(6_600);
+        let back = large.try_acquire("user:1", 1).await.unwrap();
+        assert_eq!((back.is_admitted(), back.remaining), (true, 9), "ten have flowed");
+        assert_eq!(stored("limit").trim(), "1/60000/1/1000");
+    });
+}
+
+/// States of an earlier version say nothing of a limit: they are the caller's own.
+#[test]
+fn a_state_without_its_limit_is_the_callers_own() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::of(&server, LogStorage::SortedSet).await;
+        home.clock.set(Timestamp::from_micros(1_763_000_000_000_000));
+        let key = "rate_limiter:token_bucket:user:1";
+        server.cli(&["HSET", key, "tokens", "40", "last_refill", "1763000000000000", "later", "kept"]);
+        let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_minute(100)).unwrap());
+        let limiter = home.engine.limiter("token_bucket", limit);
+        assert_eq!(limiter.try_acquire("user:1", 1).await.unwrap().remaining, 39);
+        assert_eq!(
+            server.cli(&["HGET", key, "limit"]).trim(),
+            "1/600000/1/100",
+            "and it is said from now on"
+        );
+        assert_eq!(server.cli(&["HGET", key, "later"]).trim(), "kept");
+        server.cli(&["HSET", key, "limit", "nonsense"]);
+        assert!(limiter.try_acquire("user:1", 1).await.is_err());
+    });
+}
+
 #[test]
 fn redis_cli_shows_what_the_documents_describe() {
     run(async {
