@@ -306,7 +306,7 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
     let alike = random.one_in(2);
     let (rate, parts, strict) = loop {
         let rate = random_rate(random);
-        if rate.permits() <= 1_000 && rate.per().get() % 6 == 0 {
+        if rate.permits() <= 1_000 && rate.per().get().is_multiple_of(6) {
             break (rate, [1, 1, 2, 3][random.below(4) as usize], random.one_in(2));
         }
     };
