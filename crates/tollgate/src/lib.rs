@@ -58,8 +58,8 @@ pub use guard::{
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};
 pub use tollgate_core::{
-    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Consistency, Decision, FixedWindow, Grant,
-    IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit, LimitError, Micros, Outcome, Rate, RateError,
-    SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
-    algorithm, lease, parse_duration,
+    AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Carried, Consistency, Decision,
+    FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit, LimitError, Micros,
+    Outcome, Over, Parameters, Rate, RateError, SlidingCounter, SlidingLog, Standing, State, StaysStrict,
+    Timestamp, TokenBucket, UnknownAlgorithm, algorithm, lease, parse_duration,
 };
