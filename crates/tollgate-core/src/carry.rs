@@ -33,7 +33,8 @@ pub struct Over {
 }
 
 impl Over {
-    pub(crate) const NONE: Self = Self { permits: 0, rest: 0 };
+    /// Nothing.
+    pub const NONE: Self = Self { permits: 0, rest: 0 };
 
     /// What is left when a bucket has paid so many units, of which `unit` make a permit.
     pub(crate) const fn less(self, units: i64, unit: i64) -> Self {
@@ -104,10 +105,7 @@ impl Limit {
         if self.parameters() == from.parameters() {
             return state;
         }
-        let (state, over) = match state {
-            State::Carried(carried) => (carried.state, carried.over),
-            plain => (plain, Over::NONE),
-        };
+        let (state, over) = state.into_plain();
         let carried = match (self, from, state) {
             (Self::FixedWindow(it), Self::FixedWindow(from), State::Window(state)) => {
                 let (state, over) = it.carry_over(from, state, over, now);
@@ -125,10 +123,8 @@ impl Limit {
         let Some((state, over)) = carried else { return self.fresh(now) };
         // From the time of the former limit, which may have had longer ticks, to now.
         let settled = self.settled(&state, now);
-        match self.over_after(over, &state, &settled, now) {
-            Over::NONE => settled,
-            over => State::Carried(Box::new(Carried { state: settled, over })),
-        }
+        let over = self.over_after(over, &state, &settled, now);
+        settled.with_over(over)
     }
 
     /// A plain state as it is at `now`.
@@ -181,19 +177,14 @@ impl Limit {
         now: Timestamp,
         change: impl FnOnce(&mut State) -> R,
     ) -> R {
-        let (before, over) = match state {
-            State::Carried(carried) => (carried.state.clone(), carried.over),
-            // More may be out than a smaller limit holds, which lies over when its time has passed.
-            State::Lent(lent) => (State::Lent(*lent), Over::NONE),
-            plain => return change(plain),
-        };
-        let result = change(state.plain_mut());
-        match (self.over_after(over, &before, state.plain(), now), &mut *state) {
-            (Over::NONE, State::Carried(carried)) => *state = carried.state.clone(),
-            (Over::NONE, _) => {}
-            (over, State::Carried(carried)) => carried.over = over,
-            (over, plain) => *state = State::Carried(Box::new(Carried { state: plain.clone(), over })),
+        // Beside what is carried: more may be out than a smaller limit holds, which lies over when its time has passed.
+        if !matches!(state, State::Carried(_) | State::Lent(_)) {
+            return change(state);
         }
+        let (before, over) = state.clone().into_plain();
+        let result = change(state.plain_mut());
+        let over = self.over_after(over, &before, state.plain(), now);
+        *state = state.plain().clone().with_over(over);
         result
     }
 
@@ -253,6 +244,27 @@ impl Limit {
             | Self::SlidingCounter(_)
             | Self::CalendarQuota(_) => None,
         }
+    }
+}
+
+impl State {
+    /// The state by which a limit decides, and what lies over.
+    pub fn into_plain(self) -> (Self, Over) {
+        match self {
+            Self::Carried(carried) => (carried.state, carried.over),
+            plain @ (Self::Bucket(_)
+            | Self::Lent(_)
+            | Self::Interval(_)
+            | Self::Window(_)
+            | Self::Log(_)
+            | Self::Counter(_)
+            | Self::Calendar(_)) => (plain, Over::NONE),
+        }
+    }
+
+    /// A plain state with so much lying over.
+    pub fn with_over(self, over: Over) -> Self {
+        if over == Over::NONE { self } else { Self::Carried(Box::new(Carried { state: self, over })) }
     }
 }
 

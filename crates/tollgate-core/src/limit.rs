@@ -170,17 +170,11 @@ pub enum State {
 impl State {
     /// The state by which a limit decides.
     pub fn plain(&self) -> &Self {
-        match self {
-            Self::Carried(carried) => &carried.state,
-            plain => plain,
-        }
+        if let Self::Carried(carried) = self { &carried.state } else { self }
     }
 
     pub(crate) fn plain_mut(&mut self) -> &mut Self {
-        match self {
-            Self::Carried(carried) => &mut carried.state,
-            plain => plain,
-        }
+        if let Self::Carried(carried) = self { &mut carried.state } else { self }
     }
 }
 

@@ -64,7 +64,8 @@ pub use policy::{PolicyLimiter, PolicyOutcome, PolicyVerdict};
 pub use tollgate_core::policy as rules;
 pub use tollgate_core::{
     AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Calendar, CalendarError, CalendarQuota,
-    Consistency, Cycle, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms,
-    Limit, LimitError, Micros, Outcome, Period, Rate, RateError, SlidingCounter, SlidingLog, Standing, State,
-    StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm, Weekday, algorithm, lease, parse_duration,
+    Carried, Consistency, Cycle, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode,
+    LeaseTerms, Limit, LimitError, Micros, Outcome, Over, Parameters, Period, Rate, RateError,
+    SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
+    Weekday, algorithm, lease, parse_duration,
 };

@@ -156,7 +156,8 @@ impl SlidingCounter {
         (self.window, self.sub_buckets) == (other.window, other.sub_buckets)
     }
 
-    /// A state that was written under another limit. Counts of the same sub-buckets stay, and what lies over comes on top. Cut otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
+    /// A state that was written under another limit. Counts of the same sub-buckets stay, and what lies over comes on top. Cut
+    /// otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
     /// limit would have remembered it.
     pub(crate) fn carry_over(
         &self,

@@ -7,9 +7,9 @@ use crate::run;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LogStorage,
-    MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
-    SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+    Ask, Calendar, CalendarQuota, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket,
+    LeakyMode, Limit, LogStorage, MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Rate, RedisConfig,
+    RedisEngine, RedisLimiter, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -52,7 +52,7 @@ impl Home {
     }
 
     fn twins_in(&self, memory: &MemoryEngine, limit: Limit, key: String) -> Twins {
-        let scope = limit.algorithm().as_lowercase();
+        let scope = &*limit.home();
         let is_packed = matches!(limit, Limit::SlidingLog(_)) && self.logs == LogStorage::Packed;
         let suffix = if is_packed { "_packed" } else { "" };
         Twins {
@@ -177,8 +177,15 @@ fn random_rate(random: &mut Random) -> Rate {
     Rate::new(permits, Micros::new(us)).unwrap()
 }
 
-const ALGORITHMS: [&str; 6] =
-    ["token bucket", "interval bucket", "leaky bucket", "fixed window", "sliding log", "sliding counter"];
+const ALGORITHMS: [&str; 7] = [
+    "token bucket",
+    "interval bucket",
+    "leaky bucket",
+    "fixed window",
+    "sliding log",
+    "sliding counter",
+    "calendar quota",
+];
 
 fn random_limit(algorithm: &str, random: &mut Random) -> Limit {
     loop {
@@ -196,6 +203,13 @@ fn random_limit(algorithm: &str, random: &mut Random) -> Limit {
             }
             "sliding log" | "packed sliding log" => {
                 SlidingLog::new(rate).map(|it| Limit::SlidingLog(it.counting_denied(random.one_in(4))))
+            }
+            "calendar quota" => {
+                let (unit, anchor) = [("day", None), ("week", Some("friday")), ("month", Some("31"))]
+                    [random.below(3) as usize];
+                let zone = ["Asia/Seoul", "America/New_York", "Africa/Cairo"][random.below(3) as usize];
+                let calendar = Calendar::parse(zone, unit, anchor).unwrap();
+                CalendarQuota::new(size, calendar).map(Limit::CalendarQuota)
             }
             _ => {
                 let sub_buckets = [1, 1, 2, 3, 10][random.below(5) as usize];
@@ -309,7 +323,7 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
     let alike = random.one_in(2);
     let (rate, parts, strict) = loop {
         let rate = random_rate(random);
-        if rate.permits() <= 1_000 && rate.per().get() % 6 == 0 {
+        if rate.permits() <= 1_000 && rate.per().get().is_multiple_of(6) {
             break (rate, [1, 1, 2, 3][random.below(4) as usize], random.one_in(2));
         }
     };
@@ -323,7 +337,7 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
                 let kind = ["token bucket", "interval bucket"][random.below(2) as usize];
                 Ok(random_limit(kind, random))
             }
-            _ if !alike => Ok(random_limit(algorithm, random)),
+            _ if !alike && algorithm != "calendar quota" => Ok(random_limit(algorithm, random)),
             "token bucket" => match random.one_in(4) {
                 true => IntervalBucket::new(size, rate).map(Limit::IntervalBucket),
                 false => TokenBucket::new(size, rate).map(Limit::TokenBucket),
@@ -333,6 +347,8 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
                 LeakyBucket::new(size, rate, mode).map(Limit::LeakyBucket)
             }
             "fixed window" => FixedWindow::new(other).map(Limit::FixedWindow),
+            "calendar quota" => CalendarQuota::new(size, Calendar::parse("Asia/Seoul", "day", None).unwrap())
+                .map(Limit::CalendarQuota),
             "sliding log" | "packed sliding log" => SlidingLog::new(other).map(Limit::SlidingLog),
             _ => SlidingCounter::new(other, parts, strict).map(Limit::SlidingCounter),
         };
@@ -475,6 +491,7 @@ changing! {
     sliding_logs_carry_over_alike_in_memory_and_in_the_store: "sliding log";
     packed_sliding_logs_carry_over_alike_in_memory_and_in_the_store: "packed sliding log";
     sliding_counters_carry_over_alike_in_memory_and_in_the_store: "sliding counter";
+    calendar_quotas_carry_over_alike_in_memory_and_in_the_store: "calendar quota";
 }
 
 differential! {
@@ -485,6 +502,7 @@ differential! {
     the_sliding_log_is_the_same_in_memory_and_in_the_store: "sliding log";
     the_packed_sliding_log_is_the_same_in_memory_and_in_the_store: "packed sliding log";
     the_sliding_counter_is_the_same_in_memory_and_in_the_store: "sliding counter";
+    the_calendar_quota_is_the_same_in_memory_and_in_the_store: "calendar quota";
 }
 
 #[test]
@@ -599,7 +617,7 @@ fn several_with(logs: LogStorage) {
             let mut others = Vec::new();
             let mut all: Vec<_> = (0..many)
                 .map(|number| {
-                    let algorithm = ALGORITHMS[random.below(6) as usize];
+                    let algorithm = ALGORITHMS[random.below(7) as usize];
                     let key = format!("several:{round}:{number}");
                     let [one, other] = [(); 2].map(|()| {
                         let limit = random_limit(algorithm, &mut random);
@@ -663,6 +681,57 @@ fn several_with(logs: LogStorage) {
                 twins.in_redis(&Op::Reset, now).await;
             }
         }
+    });
+}
+
+/// A thousand a minute, used up; then a hundred a minute; then a thousand again.
+#[test]
+fn what_was_consumed_stays_consumed_in_the_store() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::remembering(&server, LogStorage::SortedSet, Duration::ZERO).await;
+        let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
+        let [large, small] = [1_000, 100].map(|size| home.engine.limiter("token_bucket", bucket(size)));
+        let stored = |field: &str| server.cli(&["HGET", "rate_limiter:token_bucket:user:1", field]);
+        let at = |ms: u64| home.clock.set(Timestamp::from_micros(1_763_000_000_000_000 + ms * 1_000));
+        at(0);
+        assert!(large.try_acquire("user:1", 1_000).await.unwrap().is_admitted());
+        assert_eq!(stored("limit").trim(), "1/60000/1/1000");
+        let looked = small.peek("user:1", Ask::of(1)).await.unwrap();
+        assert_eq!((looked.remaining, looked.outcome.retry()), (0, Micros::from_millis(600)));
+        assert_eq!(stored("limit").trim(), "1/60000/1/1000", "who only looks changes nothing");
+        let denied = small.try_acquire("user:1", 1).await.unwrap();
+        assert_eq!((denied.remaining, denied.outcome.retry()), (0, Micros::from_millis(600)));
+        assert_eq!(stored("limit").trim(), "1/600000/1/100 over 900 0");
+        at(600);
+        assert!(small.try_acquire("user:1", 1).await.unwrap().is_admitted(), "as was promised");
+        at(6_600);
+        let back = large.try_acquire("user:1", 1).await.unwrap();
+        assert_eq!((back.is_admitted(), back.remaining), (true, 9), "ten have flowed");
+        assert_eq!(stored("limit").trim(), "1/60000/1/1000");
+    });
+}
+
+/// States of an earlier version say nothing of a limit: they are the caller's own.
+#[test]
+fn a_state_without_its_limit_is_the_callers_own() {
+    run(async {
+        let server = RedisServer::start();
+        let home = Home::of(&server, LogStorage::SortedSet).await;
+        home.clock.set(Timestamp::from_micros(1_763_000_000_000_000));
+        let key = "rate_limiter:token_bucket:user:1";
+        server.cli(&["HSET", key, "tokens", "40", "last_refill", "1763000000000000", "later", "kept"]);
+        let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_minute(100)).unwrap());
+        let limiter = home.engine.limiter("token_bucket", limit);
+        assert_eq!(limiter.try_acquire("user:1", 1).await.unwrap().remaining, 39);
+        assert_eq!(
+            server.cli(&["HGET", key, "limit"]).trim(),
+            "1/600000/1/100",
+            "and it is said from now on"
+        );
+        assert_eq!(server.cli(&["HGET", key, "later"]).trim(), "kept");
+        server.cli(&["HSET", key, "limit", "nonsense"]);
+        assert!(limiter.try_acquire("user:1", 1).await.is_err());
     });
 }
 

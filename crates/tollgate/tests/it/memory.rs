@@ -333,7 +333,11 @@ proptest! {
                 let mut state = found.clone();
                 let expected = model(&limit, &mut state, now, &act);
                 prop_assert_eq!(in_engine(&engine, limiter, &format!("user:{key}"), &act), expected, "{:?}", act);
-                let takes = matches!(act, Act::Acquire { cost, .. } if cost > 0 && cost <= limit.size());
+                let takes = match act {
+                    Act::Acquire { cost, .. } => cost > 0 && cost <= limit.size(),
+                    Act::Charge { cost } => cost > 0,
+                    _ => false,
+                };
                 if takes || state != found {
                     states.insert(key, (limit, state));
                 }

@@ -9,7 +9,7 @@
 
 use parking_lot::RwLock;
 use tollgate_core::algorithm::Algorithm;
-use tollgate_core::{Carried, Limit, State, Timestamp};
+use tollgate_core::{Limit, Over, State, Timestamp};
 
 use super::cell::{self, Bits, Cell, Heap, STATE_BITS};
 use super::{CARRIED, LIMITS_MAX, LimitId, Limits};
@@ -297,24 +297,19 @@ impl Shard {
         let Some(Found { state, is_changed }) = self.carried_over(slot, asker) else {
             return self.begin(asker, algorithm, change);
         };
-        let (state, over) = match state {
-            State::Carried(carried) => (carried.state, Some(carried.over)),
-            plain => (plain, None),
-        };
+        let (state, over) = state.into_plain();
         let Some(mut own) = A::own(state.clone()) else { return self.begin(asker, algorithm, change) };
         let result = change(&mut own);
         let after = A::whole(own.clone());
         if after == state && !(takes && is_changed) {
             return result;
         }
-        let over = over.map(|over| asker.limit.over_after(over, &state, &after, asker.now));
+        let over = asker.limit.over_after(over, &state, &after, asker.now);
         self.release(slot, &asker.limits.read());
-        let word = match over.filter(|over| over.permits > 0 || over.rest > 0) {
-            Some(over) => {
-                let carried = State::Carried(Box::new(Carried { state: after, over }));
-                word(CARRIED, self.heap.insert_carried(asker.id, carried))
-            }
-            None => word(asker.id, algorithm.store(own, &mut self.heap)),
+        let word = if over == Over::NONE {
+            word(asker.id, algorithm.store(own, &mut self.heap))
+        } else {
+            word(CARRIED, self.heap.insert_carried(asker.id, after.with_over(over)))
         };
         self.slots.set(at, Slot { hash: asker.hash, word });
         result

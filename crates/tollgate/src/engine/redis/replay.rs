@@ -8,7 +8,7 @@ use tollgate_core::algorithm::{
     Algorithm, BucketState, CalendarState, CounterState, IntervalState, LeaseState, WindowState,
 };
 use tollgate_core::{
-    Ask, Carried, Decision, Grant, LeakyMode, Limit, Micros, Outcome, Over, SlidingCounter, Standing, State,
+    Ask, Decision, Grant, LeakyMode, Limit, Micros, Outcome, Over, SlidingCounter, Standing, State,
     Timestamp, TokenBucket,
 };
 
@@ -156,16 +156,16 @@ struct Stored {
 
 impl Stored {
     /// The limit that is kept beside a state, and what lies over. States that say nothing are the asking limit's own.
-    fn under(limit: &Limit, text: Option<&str>) -> Result<(Limit, Option<Over>), StoreError> {
-        let Some(text) = text else { return Ok((*limit, None)) };
+    fn under(limit: &Limit, text: Option<&str>) -> Result<(Limit, Over), StoreError> {
+        let Some(text) = text else { return Ok((*limit, Over::NONE)) };
         let foreign = || StoreError::protocol(format_args!("no limit: {}", text.escape_debug()));
         let (parameters, over) = match text.split_once(" over ") {
-            None => (text, None),
+            None => (text, Over::NONE),
             Some((parameters, over)) => {
                 let (permits, rest) = over.split_once(' ').ok_or_else(foreign)?;
                 let number = |text: &str| text.parse().ok().filter(|number| (0..1 << 53).contains(number));
                 let (permits, rest) = number(permits).zip(number(rest)).ok_or_else(foreign)?;
-                (parameters, Some(Over { permits, rest }))
+                (parameters, Over { permits, rest })
             }
         };
         if parameters == limit.parameters().to_string() {
@@ -174,12 +174,8 @@ impl Stored {
         Ok((limit.with_parameters(parameters).ok_or_else(foreign)?, over))
     }
 
-    fn new(under: Limit, state: State, over: Option<Over>) -> Self {
-        let state = match over {
-            Some(over) => State::Carried(Box::new(Carried { state, over })),
-            None => state,
-        };
-        Self { under, state }
+    fn new(under: Limit, state: State, over: Over) -> Self {
+        Self { under, state: state.with_over(over) }
     }
 }
 
@@ -228,7 +224,7 @@ fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError
         Limit::CalendarQuota(_) => {
             let (end, count) = (answer.number()?, answer.number()?);
             let state = CalendarState { end, count: count.min(COUNT_MAX).max(0) };
-            Ok(Stored::new(*limit, State::Calendar(state), None))
+            Ok(Stored::new(*limit, State::Calendar(state), Over::NONE))
         }
         Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
     }
@@ -293,7 +289,7 @@ fn counter_state(limit: &Limit, own: &SlidingCounter, answer: &mut Answer) -> Re
             // Fields that later versions may add are none of ours.
             other => {
                 if let Ok(index) = other.parse::<i64>() {
-                    counts.push((index, value?.min(COUNT_MAX).max(0)));
+                    counts.push((index, value?.clamp(0, COUNT_MAX)));
                 }
             }
         }
