@@ -67,10 +67,12 @@ impl PolicyLimiter {
 
     fn made(
         engine: &Engine,
-        policy: Policy,
+        mut policy: Policy,
         settings: &[LimitSettings],
         before: Option<&Self>,
     ) -> Result<Self, TooManyLimits> {
+        // A log is kept for the longest window that may ask for it again: that of another tier, or of the policy before.
+        policy.retain_logs(before.map_or(&[], |before| before.policy.limits()));
         let mut known = HashMap::new();
         if let Some(before) = before {
             let old = before.policy.limits().iter().zip(&before.settings).zip(&before.limiters);

@@ -10,6 +10,7 @@ mod subject;
 mod tier;
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -215,6 +216,23 @@ impl Policy {
     /// All limits of all rules.
     pub fn limits(&self) -> &[RuleLimit] {
         &self.parts.limits
+    }
+
+    /// Makes all logs of one scope keep their entries for the longest of their windows, and of those of `earlier` limits: whoever changes
+    /// to a longer one finds what was consumed.
+    pub fn retain_logs(&mut self, earlier: &[RuleLimit]) {
+        let mut longest: BTreeMap<Box<str>, Micros> = BTreeMap::new();
+        for it in self.parts.limits.iter().chain(earlier) {
+            if let Limit::SlidingLog(log) = it.limit {
+                let known = longest.entry(it.scope.clone()).or_default();
+                *known = log.retention().max(*known);
+            }
+        }
+        for it in &mut self.parts.limits {
+            if let Limit::SlidingLog(log) = &mut it.limit {
+                *log = log.retaining(longest[&it.scope]);
+            }
+        }
     }
 
     /// The limits that a request is checked against.

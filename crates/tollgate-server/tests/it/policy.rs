@@ -448,3 +448,28 @@ fn shadows_and_candidates_are_counted_and_never_enforced() {
         assert!(metrics.contains(&line), "{line}\n{metrics}");
     }
 }
+
+#[test]
+fn a_quota_follows_the_calendar_of_its_zone() {
+    let server = with(
+        "rules:
+  - { name: daily, key: user, limit: { quota: 3/day, zone: Asia/Seoul } }
+  - { name: billed, match: { path: /billed }, key: user, limit: { quota: 5/month, zone: Asia/Seoul, anchor: 15 } }
+",
+    );
+    // It is the 16th, ten past five in the morning, in Seoul.
+    let daily = json!({ "user": "alice" });
+    assert_eq!(allowed_of(&server, 5, &daily), 3);
+    let denied = check(&server, &daily).json();
+    let until_midnight = 18 * 3_600 + 49 * 60 + 30;
+    assert_eq!((&denied["rule"], &denied["retryAfterSeconds"]), (&json!("daily"), &json!(until_midnight)));
+    server.clock.advance(Micros::from_secs(until_midnight));
+    assert_eq!(allowed_of(&server, 5, &daily), 3);
+    let billed = json!({ "user": "bob", "path": "/billed" });
+    assert_eq!(allowed_of(&server, 5, &billed), 3);
+    server.clock.advance(Micros::from_secs(86_400));
+    assert_eq!(allowed_of(&server, 5, &billed), 2, "five in the month that began on the 15th");
+    let denied = check(&server, &billed).json();
+    // To the midnight before the 15th of December.
+    assert_eq!((&denied["rule"], &denied["retryAfterSeconds"]), (&json!("billed"), &json!(27 * 86_400)));
+}
