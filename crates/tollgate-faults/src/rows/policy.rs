@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tollgate_testkit::{Bound, RedisServer};
+use tollgate_testkit::{Bound, RedisServer, wait_until};
 
 use super::{Parts, judge_unnoticed};
 use crate::judge::Judge;
 use crate::record::now_us;
-use crate::rig::{Pace, Rig, Setup};
+use crate::rig::{Pace, Rig, Setup, get};
 
 /// Policies that are pushed, good and bad.
 const CHANGES: usize = 100;
@@ -40,6 +40,8 @@ struct Seen {
     took_us: u64,
     user: u64,
     status: u16,
+    /// Whether the store has decided.
+    is_exact: bool,
 }
 
 pub(super) fn pushed(pace: Pace, seed: u64) -> Option<Judge> {
@@ -52,13 +54,16 @@ pub(super) fn pushed(pace: Pace, seed: u64) -> Option<Judge> {
         admins[node].ask("PUT", "/admin/policy", text)
     };
     put(0, &policy(0));
+    let knows =
+        |address: &SocketAddr| get(*address, "/admin/policy").is_some_and(|it| it.contains(r#""rules":1"#));
+    wait_until("all nodes have heard of the first", || addresses.iter().all(knows));
     let begun = rig.mark("baseline");
     let load = Load::start(&addresses);
     rig.wait(pace.baseline);
     let fault = rig.mark("100 policies are pushed");
     let (mut taken, mut refused, mut others) = (0, 0, 0);
     for number in 1..=CHANGES {
-        match put(number, &policy(number)) {
+        match put(number, &policy(number)).map(|(status, _)| status) {
             Some(200) => taken += 1,
             Some(422) => refused += 1,
             Some(_) | None => others += 1,
@@ -82,7 +87,9 @@ pub(super) fn pushed(pace: Pace, seed: u64) -> Option<Judge> {
         failed == 0 && !seen.is_empty(),
     );
     let mut by_user: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
-    for it in seen.iter().filter(|it| it.status == 200) {
+    let alone = seen.iter().filter(|it| it.status == 200 && !it.is_exact).count();
+    judge.note("admitted without the store", alone);
+    for it in seen.iter().filter(|it| it.status == 200 && it.is_exact) {
         by_user.entry(it.user).or_default().push((it.at_us, 1));
     }
     let slowest = seen.iter().filter(|it| it.status == 200).map(|it| it.took_us).max().unwrap_or(0);
@@ -137,9 +144,9 @@ fn ask_until(node: SocketAddr, number: u64, stop: &AtomicBool) -> Vec<Seen> {
     while !stop.load(Ordering::Relaxed) {
         user = (user + 1) % USERS;
         let start = now_us();
-        let status = connection.ask("POST", "/api/v1/check", &format!(r#"{{"user":"user-{user}"}}"#));
-        let at_us = now_us();
-        seen.push(Seen { at_us, took_us: at_us - start, user, status: status.unwrap_or(0) });
+        let answer = connection.ask("POST", "/api/v1/check", &format!(r#"{{"user":"user-{user}"}}"#));
+        let (at_us, (status, is_exact)) = (now_us(), answer.unwrap_or((0, false)));
+        seen.push(Seen { at_us, took_us: at_us - start, user, status, is_exact });
         std::thread::sleep(PAUSE);
     }
     seen
@@ -156,8 +163,8 @@ impl Connection {
         Self { address, stream: None }
     }
 
-    /// The status of the answer, if there is one.
-    fn ask(&mut self, method: &str, path: &str, body: &str) -> Option<u16> {
+    /// The status of the answer, if there is one, and whether the store has decided.
+    fn ask(&mut self, method: &str, path: &str, body: &str) -> Option<(u16, bool)> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
             None => TcpStream::connect(self.address).ok()?,
@@ -179,8 +186,9 @@ impl Connection {
                 continue;
             }
             let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
+            let is_exact = head.lines().any(|line| line == "x-tollgate-basis: exact");
             self.stream = Some(stream);
-            return status;
+            return status.map(|status| (status, is_exact));
         }
     }
 }
