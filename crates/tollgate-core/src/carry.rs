@@ -102,7 +102,7 @@ impl Limit {
         if self.home() != from.home() {
             return self.fresh(now);
         }
-        if self.parameters() == from.parameters() {
+        if self.understands(from) {
             return state;
         }
         let (state, over) = state.into_plain();
@@ -125,6 +125,11 @@ impl Limit {
         let settled = self.settled(&state, now);
         let over = self.over_after(over, &state, &settled, now);
         settled.with_over(over)
+    }
+
+    /// Whether states of another limit mean the same under this one.
+    pub fn understands(&self, other: &Self) -> bool {
+        self.algorithm() == other.algorithm() && self.parameters() == other.parameters()
     }
 
     /// A plain state as it is at `now`.
