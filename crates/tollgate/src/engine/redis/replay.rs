@@ -223,7 +223,7 @@ fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError
         Limit::SlidingCounter(it) => counter_state(limit, it, answer),
         Limit::CalendarQuota(_) => {
             let (end, count) = (answer.number()?, answer.number()?);
-            let state = CalendarState { end, count: count.min(COUNT_MAX).max(0) };
+            let state = CalendarState { end, count: count.clamp(0, COUNT_MAX) };
             Ok(Stored::new(*limit, State::Calendar(state), Over::NONE))
         }
         Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),

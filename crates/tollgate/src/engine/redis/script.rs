@@ -47,6 +47,7 @@ const BODIES: [(&str, &[&str]); 8] = [
     ("sliding_log_packed", &[include_str!("lua/sliding_log_packed.lua"), LOG]),
     ("calendar_quota", &[include_str!("lua/calendar_quota.lua")]),
 ];
+const SEVERAL_HEAD: &str = include_str!("lua/several_head.lua");
 const SEVERAL: &str = include_str!("lua/several.lua");
 const PRESENCE: &str = include_str!("lua/presence.lua");
 const CONTROL: &str = include_str!("lua/control.lua");
@@ -73,7 +74,7 @@ impl Scripts {
             Script { source, sha }
         };
         let single = BODIES.map(|(_, texts)| script(format!("{PRELUDE}{}", texts.concat())));
-        let mut several = format!("{PRELUDE}local algorithms = {{}}\n");
+        let mut several = format!("{PRELUDE}{SEVERAL_HEAD}local algorithms = {{}}\n");
         for (name, texts) in BODIES {
             several += &format!("algorithms.{name} = function(KEYS, ARGV)\n{}end\n", texts.concat());
         }

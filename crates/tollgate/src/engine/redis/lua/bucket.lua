@@ -185,7 +185,7 @@ repeat
 until not former
 
 local admitted, changed = 0, false
-if op == 'ask' or op == 'look' then
+if op == 'ask' then
   while position <= #ARGV[3] do
     local cost, wait, count
     cost, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
@@ -284,7 +284,7 @@ elseif op == 'charge' then
   end
 end
 
-if changed and op ~= 'look' then
+if changed then
   local units = WATER and full - level or level
   local permits = floor(units / unit)
   local frac, limit = units - permits * unit, own

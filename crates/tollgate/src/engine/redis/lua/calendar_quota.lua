@@ -43,7 +43,7 @@ if ARGV[6] and end_of(struct.unpack('>i8', ARGV[6])) == finish then
 end
 
 local admitted, changed = 0, false
-if op == 'ask' or op == 'look' then
+if op == 'ask' then
   while position <= #ARGV[3] do
     local cost, _, count
     cost, _, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
@@ -63,7 +63,7 @@ elseif op == 'charge' then
   end
 end
 
-if changed and op ~= 'look' then
+if changed then
   call('HSET', KEYS[1], 'end', finish, 'count', taken)
   expire(KEYS[1], finish)
 end

@@ -75,7 +75,7 @@ until not former
 local settled = taken
 
 local admitted, changed = 0, false
-if op == 'ask' or op == 'look' then
+if op == 'ask' then
   while position <= #ARGV[3] do
     local cost, wait, count
     cost, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
@@ -125,7 +125,7 @@ elseif op == 'charge' then
   end
 end
 
-if changed and op ~= 'look' then
+if changed then
   local text = own
   if over_until > max(now, window * length) then
     -- Whatever is counted is also counted there, as long as it matters.

@@ -111,7 +111,7 @@ repeat
 until not former
 
 local admitted, changed = 0, false
-if op == 'ask' or op == 'look' then
+if op == 'ask' then
   while position <= #ARGV[3] do
     local cost, wait, count
     cost, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
@@ -164,7 +164,7 @@ elseif op == 'charge' then
   end
 end
 
-if changed and op ~= 'look' then
+if changed then
   local limit = over > 0 and string.format('%s over %.0f 0', own, over) or own
   if stored[4] == limit then
     call('HSET', KEYS[1], 'tokens', tokens, 'last_refill', last)

@@ -12,7 +12,7 @@
 -- for each group how many asks and their start.
 local reply = { 0, now, time, used, oldest, earliest }
 local changed = false
-if op == 'ask' or op == 'look' then
+if op == 'ask' then
   while position <= #ARGV[3] do
     local permits, wait, asked
     permits, wait, asked, position = struct.unpack('>i8i8i8', ARGV[3], position)
@@ -72,7 +72,7 @@ elseif op == 'refund' then
   end
 end
 
-if changed and op ~= 'look' then
+if changed then
   save()
   expire(key, last.start + retention)
 end

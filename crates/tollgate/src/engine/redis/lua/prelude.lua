@@ -1,7 +1,7 @@
 -- Every script begins with this.
 --
 -- ARGV[1]  now in microseconds, or '' for the server's own time, which is read once
--- ARGV[2]  what to do: ask, look (ask without writing), refund, return (give back what was lent and not spent) or charge
+-- ARGV[2]  what to do: ask, refund, return (give back what was lent and not spent) or charge
 -- ARGV[3]  numbers, eight bytes each, the highest first: handing them over one by one would take a sixth of the whole time.
 --          First those of the limit, then:
 --            ask     runs of equal asks, three numbers each: cost (1 .. size), accepted wait in microseconds (-1: none stated),

@@ -1,27 +1,28 @@
 -- Several limits of one request: all of them are taken, or none.
 --
--- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV.
+-- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV; what they write is kept in `writes` until all of them have
+-- been asked.
 -- KEYS     the state of each limit
 -- ARGV[2]  for each limit: its algorithm; 1 if its denial is one for all, 0 if it is only counted; what its script takes in ARGV[3], in
 --          ARGV[4] and in ARGV[6]
 --
 -- Returns the answers of the single limits, in order, as they were before anything was taken.
-local calls, all = {}, true
+local answers, written, all = {}, {}, true
 for number = 1, #KEYS do
   local algorithm, binding = algorithms[ARGV[5 * number - 3]], ARGV[5 * number - 2] == '1'
   local doubt = ARGV[5 * number + 1]
-  local arguments = { '', 'look', ARGV[5 * number - 1], ARGV[5 * number], '', doubt ~= '' and doubt or nil }
+  writes = {}
+  local arguments = { '', 'ask', ARGV[5 * number - 1], ARGV[5 * number], '', doubt ~= '' and doubt or nil }
   local answer = algorithm({ KEYS[number] }, arguments)
+  answers[number], written[number] = answer, writes
   all = all and (answer[1] == 1 or not binding)
-  arguments[2] = 'ask'
-  calls[number] = { algorithm = algorithm, arguments = arguments, answer = answer }
 end
-local answers = {}
-for number, call in ipairs(calls) do
+for number = 1, #KEYS do
   -- A limit that denies by itself may keep what a denial keeps.
-  if all or call.answer[1] == 0 then
-    call.algorithm({ KEYS[number] }, call.arguments)
+  if all or answers[number][1] == 0 then
+    for _, write in ipairs(written[number]) do
+      redis.call(unpack(write))
+    end
   end
-  answers[number] = call.answer
 end
 return answers

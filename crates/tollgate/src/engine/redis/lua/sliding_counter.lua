@@ -166,7 +166,7 @@ local function take(start, permits)
   seen, tail, earliest, changed = time, start, start, true
 end
 
-if op == 'ask' or op == 'look' then
+if op == 'ask' then
   while position <= #ARGV[3] do
     local permits, wait, count
     permits, wait, count, position = struct.unpack('>i8i8i8', ARGV[3], position)
@@ -230,7 +230,7 @@ elseif op == 'charge' then
   end
 end
 
-if changed and op ~= 'look' then
+if changed then
   local set, removed, full_at = { key, 'seen', seen, 'tail', tail, 'sub', length }, { key }, tail
   local text = own
   if over_until > time then
