@@ -61,6 +61,20 @@ impl Limit {
         }
     }
 
+    /// Of a queue, how long a turn may be waited for at most.
+    pub fn queue_length(&self) -> Option<Micros> {
+        match self {
+            Self::LeakyBucket(it) if it.mode() == LeakyMode::Queue => Some(it.time_to_empty()),
+            Self::LeakyBucket(_)
+            | Self::TokenBucket(_)
+            | Self::IntervalBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingLog(_)
+            | Self::SlidingCounter(_)
+            | Self::CalendarQuota(_) => None,
+        }
+    }
+
     /// What a key that was never used could take at once.
     pub const fn size(&self) -> u64 {
         match self {

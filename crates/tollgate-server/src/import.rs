@@ -3,7 +3,7 @@
 mod envoy;
 mod limitador;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -55,9 +55,16 @@ impl Imported {
         }
     }
 
+    /// Says so where a name has changed.
+    fn remark_on_name(&mut self, before: &Option<String>, after: &str) {
+        if let Some(before) = before.as_ref().filter(|before| *before != after) {
+            self.remark(format!("the name {before}: it is the attribute {after} here"));
+        }
+    }
+
     /// Names that are different, and made of what names are made of.
     fn name_rules(&mut self) {
-        let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+        let mut taken: BTreeSet<String> = BTreeSet::new();
         for rule in &mut self.rules {
             let plain: String = rule
                 .name
@@ -66,9 +73,13 @@ impl Imported {
                 .take(56)
                 .collect();
             let plain = if plain.is_empty() || plain == "default" { "limit".to_owned() } else { plain };
-            let count = taken.entry(plain.clone()).or_default();
-            *count += 1;
-            rule.name = if *count == 1 { plain } else { format!("{plain}-{count}") };
+            let mut name = plain.clone();
+            let mut number = 1;
+            while !taken.insert(name.clone()) {
+                number += 1;
+                name = format!("{plain}-{number}");
+            }
+            rule.name = name;
         }
     }
 
@@ -81,7 +92,7 @@ impl Imported {
         // What these limiters do not know they do not limit.
         yaml += "default: unlimited\nrules:\n";
         for rule in &self.rules {
-            let _ = writeln!(yaml, "  - name: {}", rule.name);
+            let _ = writeln!(yaml, "  - name: {}", quoted(&rule.name));
             if !rule.attributes.is_empty() {
                 let conditions: Vec<_> = rule
                     .attributes

@@ -10,7 +10,8 @@ use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
 use tollgate::rules::{Descriptors, KeyPart};
 use tollgate::{
-    AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError, TooManyLimits,
+    ASSIGNED_MAX, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
+    TooManyLimits,
 };
 
 use crate::config::{CheckedPolicy, ConfigErrors, PolicyConfig, PolicyContext, load_policy, read_policy};
@@ -115,10 +116,13 @@ impl LivePolicy {
 
     /// Reads the policy's file again. A file with mistakes changes nothing.
     pub(crate) fn reload(&self) -> Result<Arc<Loaded>, NotChanged> {
+        let before = self.current();
         let known = self.changing.lock();
         let outcome = self.read_again(&known);
         drop(known);
-        self.say(&outcome);
+        if !outcome.as_ref().is_ok_and(|loaded| Arc::ptr_eq(loaded, &before)) {
+            self.say(&outcome);
+        }
         outcome
     }
 
@@ -130,6 +134,10 @@ impl LivePolicy {
         if known.is_pushed {
             return Err(NotChanged::Pushed);
         }
+        let current = self.current();
+        if current.version == own.checked.version && current.origin == origin(&own) {
+            return Ok(current);
+        }
         self.replace(&own.checked, origin(&own))
     }
 
@@ -137,6 +145,10 @@ impl LivePolicy {
     /// withdrawn, and each node goes by its own again.
     pub(crate) async fn push(&self, text: Option<&str>) -> Result<Arc<Loaded>, NotChanged> {
         let checked = text.map(|text| self.check("policy", text)).transpose()?;
+        if let Some(checked) = &checked {
+            // Whatever can be wrong with it is found before any other node hears of it.
+            self.current().limiter.followed_by(checked.policy.clone(), &checked.settings)?;
+        }
         let number = match &self.control {
             Some(control) => control.push_policy(text).await?,
             None => 0,
@@ -154,11 +166,21 @@ impl LivePolicy {
         known: &mut Known,
         checked: Option<&CheckedPolicy>,
     ) -> Result<Arc<Loaded>, NotChanged> {
-        known.is_pushed = checked.is_some();
-        match checked {
-            Some(checked) => self.replace(checked, "admin API".to_owned()),
-            None => self.read_again(known),
+        if let Some(checked) = checked {
+            let loaded = self.replace(checked, "admin API".to_owned())?;
+            known.is_pushed = true;
+            return Ok(loaded);
         }
+        known.is_pushed = false;
+        let mut own = self.own.lock();
+        if let Some(path) = own.file.clone() {
+            match load_policy(&path, &self.context) {
+                Ok(checked) => own.checked = checked,
+                // It is withdrawn all the same: the last one of this node's own that was good is in force.
+                Err(why) => tracing::error!("the policy's file is not read again: {why}"),
+            }
+        }
+        self.replace(&own.checked, origin(&own))
     }
 
     /// What the store tells of other nodes' changes.
@@ -170,8 +192,12 @@ impl LivePolicy {
         };
         let Some(news) = control.news(policy_number, tiers_number).await else { return };
         let mut known = self.changing.lock();
+        // Somebody was quicker, and may know better.
+        if (known.policy_number, known.tiers_number) != (policy_number, tiers_number) {
+            return;
+        }
         self.hear_tiers(&mut known, &news);
-        let Some(text) = news.policy.filter(|_| news.policy_number != known.policy_number) else { return };
+        let Some(text) = news.policy else { return };
         known.policy_number = news.policy_number;
         if text.is_empty() && !known.is_pushed {
             return;
@@ -211,6 +237,10 @@ impl LivePolicy {
             let taken = control.assign_tier(&tier).await?.is_some();
             self.hear().await;
             return Ok(taken);
+        }
+        let is_new = !self.assigned.read().contains_key(&(tier.family.clone(), tier.member.clone()));
+        if is_new && !tier.tier.is_empty() && self.assigned.read().len() as u64 >= ASSIGNED_MAX {
+            return Ok(false);
         }
         let mut known = self.changing.lock();
         let number = known.tiers_number + 1;

@@ -67,7 +67,8 @@ pub(crate) fn hangups() -> Result<Signal> {
 pub(crate) async fn keep_up(policy: Arc<LivePolicy>, mut hangups: Signal, stop: CancellationToken) {
     let file = policy.file();
     let mark = || file.as_deref().and_then(Mark::of);
-    let mut watch = Watch::new(mark());
+    // What was read at start may have changed before anybody looked.
+    let mut watch = Watch::new(None);
     let (mut looks, mut news) = (interval(LOOK_EVERY), interval(HEAR_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     news.set_missed_tick_behavior(MissedTickBehavior::Delay);

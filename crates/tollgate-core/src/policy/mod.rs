@@ -294,11 +294,15 @@ struct Selecting<'p, 'r> {
     endpoints: Option<SmallVec<[usize; 4]>>,
 }
 
-/// Whether the rules after one come into question.
+/// What became of a rule whose conditions hold.
 #[derive(PartialEq)]
-enum Then {
-    GoOn,
-    Stop,
+enum Applied {
+    /// The request has none of its keys, and the rule can do without.
+    Not,
+    /// It is counted only.
+    Counted,
+    /// It decides.
+    Enforced,
 }
 
 impl<'r> Selecting<'_, 'r> {
@@ -319,9 +323,12 @@ impl<'r> Selecting<'_, 'r> {
             let rule = &parts.rules[number];
             let Some(parameters) = self.parameters(&rule.matching) else { continue };
             self.selection.matched.push(number);
-            let Some(then) = self.apply(number, rule, &parameters) else { continue };
+            // What is only counted leaves everything else as it is.
+            if self.apply(number, rule, &parameters) != Applied::Enforced {
+                continue;
+            }
             applied = true;
-            if then == Then::Stop || parts.first_match {
+            if rule.stop || parts.first_match || self.selection.refusal.is_some() {
                 break;
             }
         }
@@ -336,16 +343,15 @@ impl<'r> Selecting<'_, 'r> {
         matching.parameters(&request, path, |family| self.tier(family))
     }
 
-    /// Adds the checks of a rule. None: the request has none of its keys, and the rule can do without.
-    fn apply(&mut self, number: usize, rule: &Rule, parameters: &Parameters<'_, 'r>) -> Option<Then> {
-        let then = if rule.stop { Then::Stop } else { Then::GoOn };
+    /// Adds the checks of a rule.
+    fn apply(&mut self, number: usize, rule: &Rule, parameters: &Parameters<'_, 'r>) -> Applied {
         if rule.limits == RuleLimits::Own(Limits::Unlimited) {
-            return Some(then);
+            return if rule.enforced > 0 { Applied::Enforced } else { Applied::Counted };
         }
         let Some(key) = rule.key.choose(&self.request, parameters) else {
-            let status = rule.deny_empty_key?;
+            let Some(status) = rule.deny_empty_key.filter(|_| rule.enforced > 0) else { return Applied::Not };
             self.selection.refusal.get_or_insert(Refusal::EmptyKey { rule: number, status });
-            return Some(Then::Stop);
+            return Applied::Enforced;
         };
         let subject = self.subject(rule, key, parameters);
         let is_enforced = rule.enforced >= ALL_KEYS
@@ -364,21 +370,28 @@ impl<'r> Selecting<'_, 'r> {
         match &rule.limits {
             RuleLimits::Own(limits) => self.add(limits, template),
             RuleLimits::OfTier { family, tiers, factors } => {
-                let tier = self.tier(*family)?;
-                self.add(tiers.get(tier)?, template);
-                for (endpoint, tiers) in factors {
-                    if self.is_at(*endpoint) {
-                        self.add(tiers.get(tier)?, template);
+                let Some(tier) = self.tier(*family) else { return Applied::Not };
+                let of_endpoints: SmallVec<[&Vec<Limits>; 2]> = factors
+                    .iter()
+                    .filter(|(endpoint, _)| self.is_at(*endpoint))
+                    .map(|(_, tiers)| tiers)
+                    .collect();
+                for tiers in core::iter::once(tiers).chain(of_endpoints) {
+                    if let Some(limits) = tiers.get(tier) {
+                        self.add(limits, template);
                     }
                 }
             }
         }
-        Some(then)
+        if is_enforced { Applied::Enforced } else { Applied::Counted }
     }
 
     fn add(&mut self, limits: &Limits, template: RuleCheck) {
         let Limits::All(limits) = limits else { return };
         for limit in limits {
+            // In a queue everybody waits for a turn, however many other limits there are.
+            let turn = self.policy.parts.limits.get(*limit).and_then(|it| it.limit.queue_length());
+            let template = RuleCheck { wait: template.wait.or(turn), ..template };
             self.push(RuleCheck { limit: *limit, ..template });
             if let Some(candidate) = self.policy.parts.limits.get(*limit).and_then(|it| it.candidate) {
                 self.push(RuleCheck { limit: candidate, role: Role::Shadow, is_candidate: true, ..template });
@@ -389,7 +402,7 @@ impl<'r> Selecting<'_, 'r> {
     fn push(&mut self, check: RuleCheck) {
         if self.selection.checks.len() < CHECKS_MAX {
             self.selection.checks.push(check);
-        } else {
+        } else if check.role == Role::Enforced {
             self.selection.refusal.get_or_insert(Refusal::TooManyChecks);
         }
     }

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-/// Segments that a path is looked at with. What lies deeper is compared as a whole by nobody.
+/// Segments of a pattern: far more than anybody writes.
 pub const SEGMENTS_MAX: usize = 64;
 
 /// A text with `*` for any run of characters.
@@ -74,7 +74,7 @@ pub enum PatternError {
     NoSlash,
     /// Paths are compared in their plain form, which has none of these.
     #[error(
-        "can never match: paths are compared without //, /./, /../ and %XX, and without what follows ? or #"
+        "can never match: paths are compared without //, /./, /../ and %XX, and without what follows ?, # or ;"
     )]
     NotPlain,
     /// A brace that is not the edge of a segment.
@@ -102,7 +102,7 @@ impl PathPattern {
         let mut names: Vec<&str> = Vec::new();
         // A slash at the end says nothing.
         for segment in split(path) {
-            if segment.is_empty() || matches!(segment, "." | "..") || segment.contains(['%', '?', '#']) {
+            if segment.is_empty() || matches!(segment, "." | "..") || segment.contains(['%', '?', '#', ';']) {
                 return Err(PatternError::NotPlain);
             }
             let parameter = segment.strip_prefix('{').and_then(|inner| inner.strip_suffix('}'));
@@ -219,13 +219,14 @@ impl<'a> PlainPath<'a> {
         &self.0
     }
 
-    /// Its segments; of a path with too many, the first.
+    /// Its segments.
     pub(super) fn segments(&self) -> SmallVec<[&str; 16]> {
-        split(self.0.strip_prefix('/').unwrap_or(&self.0)).take(SEGMENTS_MAX + 1).collect()
+        split(self.0.strip_prefix('/').unwrap_or(&self.0)).collect()
     }
 }
 
-/// `%XX` decoded, once, but for what would then be a slash, and what would be no text.
+/// `%XX` decoded, once, but for what would then be a slash or could be decoded again. What is no text is replaced, not left as it came:
+/// one such byte must not hide the rest.
 fn decode(path: &str) -> String {
     let bytes = path.as_bytes();
     let digit = |at: usize| bytes.get(at).and_then(|byte| char::from(*byte).to_digit(16));
@@ -233,8 +234,12 @@ fn decode(path: &str) -> String {
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {
         match (byte, digit(at + 1), digit(at + 2)) {
-            (b'%', Some(high), Some(low)) if high * 16 + low != u32::from(b'/') => {
-                decoded.push((high * 16 + low) as u8);
+            (b'%', Some(high), Some(low)) => {
+                match (high * 16 + low) as u8 {
+                    b'/' => decoded.extend_from_slice(b"%2F"),
+                    b'%' => decoded.extend_from_slice(b"%25"),
+                    byte => decoded.push(byte),
+                }
                 at += 3;
             }
             _ => {
@@ -243,5 +248,5 @@ fn decode(path: &str) -> String {
             }
         }
     }
-    String::from_utf8(decoded).unwrap_or_else(|_| path.into())
+    String::from_utf8_lossy(&decoded).into_owned()
 }

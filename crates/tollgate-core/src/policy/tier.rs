@@ -25,8 +25,8 @@ pub struct Family {
 impl Family {
     /// The tier that a request has: one that was assigned, one that it claims, one that is listed, or the default.
     pub(super) fn tier_of(&self, request: &Descriptors<'_>) -> usize {
-        let assigned = said(request.assigned_tiers.get(&self.name));
-        let named = assigned.or(said(request.tier)).and_then(|name| self.number(name));
+        let known = |name: Option<&str>| said(name).and_then(|name| self.number(name));
+        let named = known(request.assigned_tiers.get(&self.name)).or_else(|| known(request.tier));
         let member = match self.member {
             KeyPart::User => said(request.user),
             KeyPart::ApiKey => said(request.api_key),

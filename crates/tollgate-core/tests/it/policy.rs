@@ -81,6 +81,13 @@ fn paths_match_as_people_write_them() {
         }
     }
     assert_eq!(PlainPath::new("/a%2Fb").as_str(), "/a%2Fb", "an encoded slash separates nothing");
+    assert_eq!(PlainPath::new("/a%2fb").as_str(), "/a%2Fb", "however it is written");
+    assert_eq!(PlainPath::new("/a%252Fb").as_str(), "/a%252Fb", "and nothing is decoded twice");
+    assert_eq!(
+        PlainPath::new("/%ff/%2e%2e/api/%6cogin").as_str(),
+        "/api/login",
+        "what is no text hides nothing"
+    );
     assert_eq!(PlainPath::new("/a%zz%").as_str(), "/a%zz%");
     assert_eq!(PlainPath::new("/../../etc").as_str(), "/etc");
 }
@@ -326,5 +333,46 @@ fn codes_say_what_was_counted_by() {
     ]);
     for (expected, parts) in expected {
         assert_eq!(code(parts), expected);
+    }
+}
+
+#[test]
+fn what_is_unlimited_needs_no_key_and_can_stop() {
+    let mut office = rule("office", path("/office"), vec![], vec![]);
+    office.limits = RuleLimits::Own(Limits::Unlimited);
+    office.stop = true;
+    let rules = vec![office, rule("all", Match::default(), vec![vec![KeyPart::Global]], vec![1])];
+    let mut parts = PolicyParts { rules, limits: limits(3), ipv6_prefix: 64, ..PolicyParts::default() };
+    parts.default = Some(rule("default", Match::default(), vec![vec![KeyPart::Global]], vec![2]));
+    let policy = Policy::new(parts);
+    let at = |path| Descriptors { path, ..Descriptors::default() };
+    assert!(rules_of(&policy, &at("/office")).is_empty());
+    assert_eq!(rules_of(&policy, &at("/else")), [1]);
+}
+
+#[test]
+fn a_rule_in_shadow_leaves_everything_else_as_it_is() {
+    let global = || vec![vec![KeyPart::Global]];
+    for first_match in [false, true] {
+        let mut shadow = rule("shadow", Match::default(), vec![vec![KeyPart::User]], vec![0]);
+        (shadow.enforced, shadow.stop, shadow.deny_empty_key) = (0, true, Some(403));
+        let real = rule("real", path("/real"), global(), vec![1]);
+        let mut parts = PolicyParts {
+            rules: vec![shadow, real],
+            limits: limits(3),
+            first_match,
+            ..PolicyParts::default()
+        };
+        parts.default = Some(rule("default", Match::default(), global(), vec![2]));
+        let policy = Policy::new(parts);
+        let anonymous = policy.select(&Descriptors { path: "/real", ..Descriptors::default() }, 1);
+        assert_eq!((anonymous.refusal, anonymous.checks.len()), (None, 1), "it refuses nobody");
+        let request = Descriptors { user: Some("u"), path: "/real", ..Descriptors::default() };
+        assert_eq!(rules_of(&policy, &request), [0, 1], "it stops nothing");
+        assert_eq!(
+            rules_of(&policy, &Descriptors { path: "/else", ..request }),
+            [0, 2],
+            "the default applies"
+        );
     }
 }

@@ -95,6 +95,14 @@ impl Layers {
         &self.value
     }
 
+    /// Whether nothing at all was written.
+    pub(super) fn says_nothing(&self) -> bool {
+        match &self.value {
+            Value::Object(fields) => fields.is_empty(),
+            value => value.is_null(),
+        }
+    }
+
     /// Whether a field was set outside the file.
     pub(super) fn is_set_outside(&self, field: &str) -> bool {
         self.set_by.contains_key(&[field.to_owned()][..])

@@ -280,6 +280,15 @@ pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<Ch
     let mut layers = Layers::default();
     layers.file(name, text);
     let (checked, mut errors) = check_policy(&layers, context);
+    if errors.is_empty() && layers.says_nothing() {
+        // A file that is just being written, a pipe that broke: the rules of the policy in force must not vanish for that.
+        errors.push(ConfigError {
+            place: name.to_owned(),
+            position: Some(Position { line: 1, column: 1 }),
+            field: String::new(),
+            why: "is empty; `rules: []` says that there are none".to_owned(),
+        });
+    }
     errors.sort_by_key(|error| error.position);
     if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors(errors)) }
 }
@@ -287,7 +296,17 @@ pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<Ch
 fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec<ConfigError>) {
     let (file, mut errors, removed) = layers.read();
     let version = policy::version(layers.value());
-    let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
+    let unread: Vec<_> = errors.iter().map(|error| error.field.clone()).collect();
+    let mut report = |field: &str, why: String| {
+        let error = layers.error(field, &removed, why);
+        // What is wrong within it was taken out, and is what there is to mend.
+        if !unread
+            .iter()
+            .any(|inner| inner.strip_prefix(&error.field).is_some_and(|rest| rest.starts_with('.')))
+        {
+            errors.push(error);
+        }
+    };
     let checked = policy::validate(&file, version, context, &mut report);
     (checked, errors)
 }

@@ -107,7 +107,9 @@ impl Admin {
                 Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, why.to_string()))
             }
             Err(why @ NotChanged::Pushed) => Err(Problem::new(StatusCode::CONFLICT, why.to_string())),
-            Err(NotChanged::Store(_)) => Err(Problem::not_done("the policy was not pushed")),
+            Err(NotChanged::Store(_)) => {
+                Err(Problem::not_done("it is not known whether the policy was pushed"))
+            }
         }
     }
 

@@ -43,6 +43,11 @@ fn level(imported: &mut Imported, descriptors: &[Value], path: &Path) -> Result<
             imported.remark(format!("the key {entry} is the attribute {name} here"));
         }
         let value = text(&descriptor["value"]);
+        if let Some(value) = value.as_ref().filter(|value| value.starts_with('!')) {
+            imported
+                .remark(format!("{}-{name}: the value {value}, which would mean any other here", path.name));
+            continue;
+        }
         let mut path = path.clone();
         path.depth += 1;
         path.name = format!("{}-{name}", path.name);

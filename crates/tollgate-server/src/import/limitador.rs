@@ -38,7 +38,13 @@ pub(super) fn import(value: &Value) -> Result<Imported, String> {
         let mut is_whole = true;
         for condition in texts(&limit["conditions"]) {
             match parse_condition(&condition) {
-                Some((name, value)) => add(&mut rule.attributes, name, value),
+                Some((name, value)) => {
+                    imported.remark_on_name(
+                        &variable_name(condition.split(['=', '!']).next().unwrap_or("")),
+                        &name,
+                    );
+                    add(&mut rule.attributes, name, value);
+                }
                 None => {
                     imported
                         .remark(format!("{}: the condition {condition}, and the limit with it", rule.name));
@@ -48,7 +54,11 @@ pub(super) fn import(value: &Value) -> Result<Imported, String> {
         }
         for variable in texts(&limit["variables"]) {
             match variable_name(&variable) {
-                Some(name) => rule.key.push(attribute(&name)?),
+                Some(name) => {
+                    let plain = attribute(&name)?;
+                    imported.remark_on_name(&Some(name), &plain);
+                    rule.key.push(plain);
+                }
                 None => {
                     imported.remark(format!("{}: the variable {variable}, and the limit with it", rule.name));
                     is_whole = false;

@@ -209,3 +209,92 @@ fn the_example_is_valid_by_the_schema_and_by_the_program() {
         assert!(!validator.is_valid(&wrong), "{wrong}");
     }
 }
+
+#[test]
+fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
+    let rule = |fields: &str| format!("rules:\n  - {{ name: a, key: ip, {fields} }}\n");
+    for (yaml, mistake) in [
+        (rule("limit: often"), "2:25: rules.0.limit: expected a limit such as 100/min or 50/s burst 100, not often"),
+        (rule("limit: 0/s"), "rules.0.limit: a rate needs at least 1 permit"),
+        (rule("limt: 5/s"), "rules.0.limt: no such field; accepted here: name, match, key, limit"),
+        (rule("cost: 2"), "rules.0: needs one of `limit: 100/min`, `tier: from_request` and `unlimited: true`"),
+        (rule("limit: 5/s, unlimited: true"), "rules.0: needs one of"),
+        (rule("limit: 5/s, algorithm: GCRA"), "rules.0.algorithm: expected TOKEN_BUCKET"),
+        (rule("limit: 5/s burst 9, algorithm: FIXED_WINDOW"), "burst belongs to TOKEN_BUCKET, LEAKY_BUCKET"),
+        (rule("limit: { limit: 5/s, strict: true }"), "strict belongs to SLIDING_WINDOW_COUNTER"),
+        (rule("limit: 99999999999999999/s"), "rules.0.limit: too large to be exact: at most"),
+        (rule("limit: 100001/min, algorithm: SLIDING_WINDOW"), "at most 100000 permits; a log keeps every one"),
+        (rule("limit: { quota: 5/year }"), "rules.0.limit.quota: expected a quota such as 1000/day"),
+        (rule("limit: { quota: 5/day, zone: Asia/Soul }"), "rules.0.limit: no such time zone: Asia/Soul"),
+        (rule("limit: { quota: 5/month, anchor: 32 }"), "rules.0.limit: "),
+        (rule("limit: { limit: 5/s, zone: UTC }"), "zone and anchor belong to a quota"),
+        (rule("limit: 5/s, match: { path: login }"), "rules.0.match.path: login: a path begins with /"),
+        (rule("limit: 5/s, match: { path: [/a, /b//c] }"), "rules.0.match.path.1: /b//c: can never match"),
+        (rule("limit: 5/s, match: { tier: gold }"), "rules.0.match.tier: can never match: no tier is called gold"),
+        (rule("limit: 5/s, match: { host: 'a:80' }"), "rules.0.match.host: can never match: a:80"),
+        (rule("limit: 5/s, match: { cidr: 10.0.0.1/8 }"), "rules.0.match.cidr: 10.0.0.1/8 has bits beyond its prefix"),
+        (rule("limit: 5/s, match: { header: { x-a: '' } }"), "rules.0.match.header.x-a: can never match"),
+        (rule("limit: 5/s, tier: from_request"), "rules.0: needs one of"),
+        (rule("tier: from_request"), "rules.0.tier: there are no `tiers`"),
+        (rule("limit: 5/s, factor: { x: 1/2 }"), "rules.0.factor: belongs to `tier: from_request`"),
+        (rule("limit: 5/s, enforce: 101%"), "rules.0.enforce: expected a percentage from 0% to 100%"),
+        (rule("limit: 5/s, mode: shadow, enforce: 5%"), "rules.0.enforce: a rule in shadow is enforced for no key"),
+        (rule("limit: 5/s, deny_empty_key: 200"), "rules.0.deny_empty_key: a status from 400 to 499"),
+        (rule("limit: 5/s, code: nope"), "rules.0.code: capital letters"),
+        ("rules: [{ name: a, limit: 5/s }]".to_owned(), "rules.0.key: what does it count by?"),
+        ("rules: [{ name: 'a b', key: ip, limit: 5/s }]".to_owned(), "rules.0.name: the name of a rule has 1 to 64"),
+        ("rules: [{ name: default, key: ip, limit: 5/s }]".to_owned(), "rules.0.name: is the name of what applies"),
+        ("rules: [{ name: a, key: 'path:id', limit: 5/s }]".to_owned(), "rules.0.key: path:id: a path of the rule has no {id}"),
+        ("rules: [{ name: a, key: [ip, user+ip], limit: 5/s }]".to_owned(), "rules.0.key.1: can never be used"),
+        (
+            "rules: [{ name: a, key: ip, limit: 5/s }, { name: a, key: ip, limit: 5/s }]".to_owned(),
+            "rules.1.name: rule 1 has this name too",
+        ),
+        (
+            "rules: [{ name: a, key: global, limit: 5/s, stop: true }, { name: b, key: ip, limit: 5/s }]".to_owned(),
+            "rules.1: can never apply: every request stops at the rule a",
+        ),
+        ("tiers: { free: [] }".to_owned(), "tiers.free: an empty list; expected at least one entry"),
+        ("tiers: { free: [1/s, unlimited] }\nrules: [{ name: a, key: ip, tier: from_request }]".to_owned(), "tiers.free: `unlimited` stands alone"),
+        (rule("limit: [5/s, unlimited]"), "rules.0.limit: `unlimited` stands alone"),
+        (rule("limit: 5/s, match: { cidr: [] }"), "rules.0.match.cidr: an empty list"),
+        (rule("limit: 5/s, cost: 6"), "rules.0.cost: 6 is more than a limit of the rule can ever admit: 5"),
+        (rule("limit: 5/s, candidate: unlimited"), "rules.0.candidate: is a limit such as 50/min"),
+        ("".to_owned(), "p:1:1: is empty; `rules: []` says that there are none"),
+        ("tiers: { free: 1/s }\ndefault_tier: gold".to_owned(), "default_tier: no such tier: gold; there are free"),
+        ("tiers: { free: 1/s }\nmembers: { alice: gold }".to_owned(), "members.alice: no such tier: gold"),
+        (
+            "tiers: { free: 5/s }\nendpoints: { e: { path: /e } }\nrules: [{ name: a, key: ip, tier: from_request, factor: { e: 1/10 } }]"
+                .to_owned(),
+            "rules.0.factor.e: 1/10 of the limit 5 leaves less than 1 permit",
+        ),
+        ("endpoints: { e: {} }".to_owned(), "endpoints.e: needs a condition"),
+        ("exclude: [{}]".to_owned(), "exclude.0: would exclude everything"),
+    ] {
+        let errors = config::read_policy("p", &yaml, &config::PolicyContext::default()).expect_err(&yaml);
+        assert!(errors.to_string().contains(mistake), "{yaml}\n{errors}");
+        assert!(errors.0.iter().all(|error| error.position.is_some()), "{yaml}\n{errors}");
+    }
+    // Inline, the places are those of the file around it.
+    let inline =
+        mistakes("listen: 127.0.0.1:1\npolicy:\n  rules:\n    - { name: a, key: ip, limit: often }\n", &[]);
+    let expected =
+        "file:4:27: policy.rules.0.limit: expected a limit such as 100/min or 50/s burst 100, not often";
+    assert_eq!(inline, [expected]);
+}
+
+#[test]
+fn the_policy_of_the_example_is_valid_by_its_schema() {
+    let schema = config::policy_schema();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let example =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/policy.yaml"));
+    let value = config::read_yaml("policy.yaml", &example.unwrap()).unwrap();
+    let errors: Vec<_> = validator.iter_errors(&value).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    for wrong in
+        [json!({"rules": [{"nmae": "a"}]}), json!({"apply": "some"}), json!({"default": {"limit": 5}})]
+    {
+        assert!(!validator.is_valid(&wrong), "{wrong}");
+    }
+}

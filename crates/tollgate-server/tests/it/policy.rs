@@ -473,3 +473,15 @@ fn a_quota_follows_the_calendar_of_its_zone() {
     // To the midnight before the 15th of December.
     assert_eq!((&denied["rule"], &denied["retryAfterSeconds"]), (&json!("billed"), &json!(27 * 86_400)));
 }
+
+#[test]
+fn some_are_let_through_without_a_limit() {
+    let server = with(
+        "rules:
+  - { name: office, match: { cidr: 10.0.0.0/8 }, unlimited: true, stop: true }
+  - { name: per-ip, key: ip, limit: 5/min }
+",
+    );
+    let allowed = |ip: &str| (0..20).filter(|_| check(&server, &json!({ "ip": ip })).status == 200).count();
+    assert_eq!((allowed("10.0.0.1"), allowed("192.0.2.1")), (20, 5));
+}

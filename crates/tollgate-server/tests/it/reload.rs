@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
+use tollgate::Micros;
 use tollgate_testkit::{Process, RedisServer, wait_until};
 
 use crate::server::{Response, Server, connect, exchange};
@@ -100,23 +101,31 @@ const TIERS: &str =
 #[test]
 fn tiers_are_assigned_and_a_change_of_tier_is_no_refill() {
     let indented: String = TIERS.lines().map(|line| format!("  {line}\n")).collect();
-    let server = Server::with(&format!("policy:\n{indented}"));
-    let assign = |tier: &str| {
-        let body = json!({ "tier": tier }).to_string();
-        server.ask("PUT", "/admin/tiers/users/alice", "", &body).status
-    };
-    assert_eq!(take(&server, "alice", 4).json()["remaining"], 6);
-    assert_eq!(assign("platinum"), 400);
-    assert_eq!(assign("pro"), 200);
-    assert_eq!(take(&server, "alice", 1).json()["remaining"], 95, "what was consumed stays consumed");
-    assert_eq!(take(&server, "alice", 95).json()["remaining"], 0);
-    for _ in 0..10 {
-        assert_eq!((assign("free"), assign("pro")), (200, 200));
-        assert_eq!(take(&server, "alice", 1).status, 429, "toggling gives nothing");
+    let yaml = format!("policy:\n{indented}");
+    for server in [Server::with(&yaml), Server::on_redis(&yaml)] {
+        let assign = |tier: &str| {
+            let body = json!({ "tier": tier }).to_string();
+            server.ask("PUT", "/admin/tiers/users/alice", "", &body).status
+        };
+        assert_eq!(take(&server, "alice", 4).json()["remaining"], 6);
+        assert_eq!(assign("platinum"), 400);
+        assert_eq!(assign("pro"), 200);
+        assert_eq!(take(&server, "alice", 1).json()["remaining"], 95, "what was consumed stays consumed");
+        assert_eq!(take(&server, "alice", 95).json()["remaining"], 0);
+        for _ in 0..10 {
+            assert_eq!(assign("free"), 200);
+            assert_eq!(take(&server, "alice", 1).status, 429);
+            assert_eq!(assign("pro"), 200);
+            assert_eq!(take(&server, "alice", 1).status, 429, "toggling gives nothing");
+        }
+        // Nor does it after some time: 90 are still consumed, which is more than the smaller tier has, and the larger one has ten left.
+        server.clock.advance(Micros::from_secs(6));
+        assert_eq!((assign("free"), remaining(&server, "alice")), (200, json!(0)));
+        assert_eq!((assign("pro"), remaining(&server, "alice")), (200, json!(10)));
+        assert_eq!(server.ask("DELETE", "/admin/tiers/users/alice", "", "").status, 200);
+        assert_eq!(server.get("/admin/tiers/users/alice").json()["tier"], Value::Null);
+        assert_eq!(server.get("/admin/tiers/nobody/alice").status, 404);
     }
-    assert_eq!(server.ask("DELETE", "/admin/tiers/users/alice", "", "").status, 200);
-    assert_eq!(server.get("/admin/tiers/users/alice").json()["tier"], Value::Null);
-    assert_eq!(server.get("/admin/tiers/nobody/alice").status, 404);
 }
 
 /// A node as a process of its own.

@@ -1,7 +1,7 @@
 //! Several limits at once: all of them are taken from, or none, whatever becomes of the store.
 
 use smallvec::SmallVec;
-use tollgate_core::{Ask, Outcome};
+use tollgate_core::{Ask, Decision};
 
 use super::{Basis, FailureMode, Guard, GuardedLimiter, Verdict};
 use crate::engine::Check;
@@ -45,7 +45,17 @@ impl Guard {
         let refuses = |(it, verdict): (&Check<'_, GuardedLimiter>, &Verdict)| {
             it.is_binding && verdict.basis != Basis::Local && !verdict.is_admitted()
         };
-        let refused = checks.iter().zip(&verdicts).any(refuses);
+        let mut refused = checks.iter().zip(&verdicts).any(refuses);
+        // The node's ceiling counts requests, however many limits each has.
+        let open =
+            checks.iter().zip(&verdicts).find(|(it, verdict)| it.is_binding && verdict.basis == Basis::Open);
+        if let Some(passed) = open.filter(|_| !refused).map(|(it, _)| it.limiter.open()) {
+            refused = !passed.is_admitted();
+            for verdict in verdicts.iter_mut().filter(|verdict| refused && verdict.basis == Basis::Open) {
+                let Decision { outcome, reset, .. } = passed.decision;
+                verdict.decision = Decision { outcome, reset, remaining: 0, ..verdict.decision };
+            }
+        }
         let local: SmallVec<[usize; 4]> =
             (0..checks.len()).filter(|number| verdicts[*number].basis == Basis::Local).collect();
         let asked: SmallVec<[Check<'_, MemoryLimiter>; 4]> = local
@@ -74,19 +84,13 @@ impl Guard {
 }
 
 impl GuardedLimiter {
-    /// What becomes of a check by the limit's choice; with the basis `Local` it is still to be decided.
+    /// What becomes of a check by the limit's choice, the ceiling left aside; with the basis `Local` it is still to be decided.
     fn refused_or_passed(&self, ask: Ask, why: &StoreError) -> Verdict {
         match self.mode_after(why, ask) {
             None => Verdict::exact(self.impossible()),
             Some(FailureMode::Closed) => self.closed(),
-            Some(FailureMode::Open) => self.open(),
-            Some(FailureMode::Local) => {
-                let decision = self.untouched();
-                Verdict {
-                    decision: tollgate_core::Decision { outcome: Outcome::NOW, ..decision },
-                    basis: Basis::Local,
-                }
-            }
+            Some(FailureMode::Open) => Verdict { decision: self.untouched(), basis: Basis::Open },
+            Some(FailureMode::Local) => Verdict { decision: self.untouched(), basis: Basis::Local },
         }
     }
 }

@@ -204,15 +204,9 @@ impl<'a> Building<'a> {
         if tiers.is_empty() {
             self.wrong(at, "a family needs at least one tier");
         }
-        for (tier, limits) in tiers {
+        for tier in tiers.keys() {
             let field = format!("{at}.{tier}");
             self.check_name(&field, "a tier", tier);
-            if limits.0.is_empty() {
-                self.wrong(&field, "a tier needs a limit; `unlimited` says that it has none");
-            }
-            if limits.0.len() > 1 && limits.0.iter().any(|it| matches!(it, LimitItem::Unlimited)) {
-                self.wrong(&field, "`unlimited` stands alone");
-            }
         }
         let names: Vec<&String> = tiers.keys().collect();
         let number = |tier: &str| names.iter().position(|known| *known == tier);
@@ -367,6 +361,7 @@ impl<'a> Building<'a> {
             }
         }
         let limits = self.rule_limits(at, fields);
+        self.check_cost(at, fields, &limits);
         Rule {
             name: fields.name.as_str().into(),
             matching,
@@ -385,6 +380,26 @@ impl<'a> Building<'a> {
         }
     }
 
+    /// A request that costs more than a limit can ever hold would be denied for ever.
+    fn check_cost(&mut self, at: &str, fields: &RuleFields, limits: &RuleLimits) {
+        let cost = fields.cost.unwrap_or(1);
+        let all: Vec<&Limits> = match limits {
+            RuleLimits::Own(limits) => vec![limits],
+            RuleLimits::OfTier { tiers, factors, .. } => {
+                tiers.iter().chain(factors.iter().flat_map(|(_, tiers)| tiers)).collect()
+            }
+        };
+        let numbers = all.into_iter().flat_map(|limits| match limits {
+            Limits::All(limits) => limits.as_slice(),
+            Limits::Unlimited => &[],
+        });
+        let smallest = numbers.map(|limit| self.parts.limits[*limit].limit.size()).min();
+        if let Some(size) = smallest.filter(|size| cost > *size) {
+            let why = format!("{cost} is more than a limit of the rule can ever admit: {size}");
+            self.wrong(&format!("{at}.cost"), why);
+        }
+    }
+
     fn code(&mut self, at: &str, fields: &RuleFields) -> Option<Box<str>> {
         let code = fields.code.as_deref()?;
         let fits = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
@@ -399,6 +414,12 @@ impl<'a> Building<'a> {
         let ways = [!fields.limit.0.is_empty(), fields.tier.is_some(), fields.unlimited];
         if ways.iter().filter(|way| **way).count() != 1 {
             self.wrong(at, "needs one of `limit: 100/min`, `tier: from_request` and `unlimited: true`");
+            return RuleLimits::Own(Limits::Unlimited);
+        }
+        if fields.unlimited {
+            if fields.candidate.is_some() {
+                self.wrong(&format!("{at}.candidate"), "goes with a limit of the rule's own");
+            }
             return RuleLimits::Own(Limits::Unlimited);
         }
         let settings = settings(fields, self.file);
@@ -419,8 +440,12 @@ impl<'a> Building<'a> {
             let many = Many(vec![candidate.clone()]);
             let field = format!("{at}.candidate");
             let made = self.limits(&field, &fields.name, Part::Candidate, &many, settings, defaults, None);
-            if let (Limits::All(made), Some(first)) = (made, limits.first()) {
-                self.parts.limits[*first].candidate = made.first().copied();
+            match (made, limits.first()) {
+                (Limits::All(made), Some(first)) => {
+                    self.parts.limits[*first].candidate = made.first().copied()
+                }
+                (Limits::Unlimited, _) => self.wrong(&field, "is a limit such as 50/min"),
+                (Limits::All(_), None) => {}
             }
         }
         RuleLimits::Own(own)
@@ -514,8 +539,15 @@ impl<'a> Building<'a> {
         factor: Option<(&str, FactorText)>,
     ) -> Limits {
         let mut made = Vec::new();
+        let has_unlimited = written.0.iter().any(|item| matches!(item, LimitItem::Unlimited));
+        if has_unlimited && written.0.len() > 1 {
+            self.wrong(field, "`unlimited` stands alone");
+        }
+        if has_unlimited {
+            return Limits::Unlimited;
+        }
         for (position, item) in written.0.iter().enumerate() {
-            let LimitItem::Limit(fields) = item else { return Limits::Unlimited };
+            let LimitItem::Limit(fields) = item else { continue };
             let place = match written.0.len() {
                 1 => field.to_owned(),
                 _ => format!("{field}.{position}"),
@@ -557,9 +589,6 @@ impl<'a> Building<'a> {
     fn default_rule(&mut self) {
         let built_in = Many(vec![limit::read(DEFAULT_LIMIT)]);
         let written = self.file.default.as_ref().unwrap_or(&built_in);
-        if written.0.is_empty() {
-            self.wrong("default", "a limit such as 200/min, or `unlimited`");
-        }
         let fields = RuleFields { name: "default".to_owned(), ..RuleFields::default() };
         if let Some(number) = self.file.rules.iter().position(|rule| rule.name == fields.name) {
             self.wrong(&format!("rules.{number}.name"), "is the name of what applies where no rule does");

@@ -44,7 +44,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Many<T>, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Many)
+                let items: Vec<T> = Vec::deserialize(SeqAccessDeserializer::new(items))?;
+                // Of none, anything or nothing could be meant.
+                if items.is_empty() {
+                    return Err(de::Error::custom("an empty list; expected at least one entry"));
+                }
+                Ok(Many(items))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Many<T>, A::Error> {

@@ -86,9 +86,10 @@ impl<'a> Asked<'a> {
         let header =
             |name: &str| asked.headers.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         let Identified { user, api_key, tier, unverified } = identify(identity, header, true, now_secs);
-        asked.user = asked.user.or(user.map(Cow::Owned));
+        let said = |text: Option<Cow<'a, str>>| text.filter(|text| !text.is_empty());
+        asked.user = said(asked.user).or(user.map(Cow::Owned));
         asked.api_key = asked.api_key.or(api_key.map(|id| id.to_string()));
-        asked.tier = asked.tier.or(tier.map(Cow::Owned));
+        asked.tier = said(asked.tier).or(tier.map(Cow::Owned));
         asked.unverified = unverified;
         Ok(asked)
     }
@@ -143,7 +144,8 @@ fn host(text: &str) -> String {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.ends_with(':') => host,
         Some(_) | None => text,
     };
-    text.to_ascii_lowercase()
+    // With its last dot it is the same host.
+    text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase()
 }
 
 fn fields<'a>(name: &str, value: &'a Value, lower: bool) -> Result<Vec<(String, &'a str)>, Problem> {
@@ -152,7 +154,12 @@ fn fields<'a>(name: &str, value: &'a Value, lower: bool) -> Result<Vec<(String, 
     let mut fields = Vec::with_capacity(members.len());
     for (member, value) in members {
         let value = text(&format!("{name}.{member}"), value)?;
-        fields.push((if lower { member.to_ascii_lowercase() } else { member.clone() }, value));
+        let member = if lower { member.to_ascii_lowercase() } else { member.clone() };
+        // Of two, either could be the one that somebody else has set.
+        if fields.iter().any(|(known, _)| *known == member) {
+            return Err(Problem::parameter(&format!("{name}.{member}"), "stands more than once"));
+        }
+        fields.push((member, value));
     }
     Ok(fields)
 }

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tollgate_core::Decision;
 use tollgate_core::policy::CHECKS_MAX;
+use tollgate_core::{Decision, Micros, Outcome, Timestamp};
 
 use super::error::StoreError;
 use super::node::Bearings;
@@ -81,14 +82,15 @@ impl RedisEngine {
                 self.give_back(checks, &taken, &decisions).await;
             }
         }
-        let mut all = Vec::with_capacity(checks.len());
-        for (it, decision) in checks.iter().zip(decisions) {
-            all.push(match decision {
+        // What was not asked is only told of: it is decided already, and a store that is gone by now changes nothing about that.
+        let at = decisions.iter().flatten().map(|decision| decision.at).max().unwrap_or_default();
+        let told = checks.iter().zip(decisions).map(|(it, decision)| async move {
+            match decision {
                 Some(decision) => decision,
-                None => it.limiter.peek(it.key, it.ask).await?,
-            });
-        }
-        Ok(all)
+                None => it.limiter.peek(it.key, it.ask).await.unwrap_or_else(|_| untold(it, at)),
+            }
+        });
+        Ok(join_all(told).await)
     }
 
     /// What cannot be given back is lost to the key until it has refilled: never over, for an instant perhaps under.
@@ -98,13 +100,20 @@ impl RedisEngine {
         taken: &[usize],
         decisions: &[Option<Decision>],
     ) {
-        for number in taken {
+        let refunds = taken.iter().filter_map(|number| {
             let Check { limiter, key, ask, .. } = checks[*number];
-            if let Some(decision) = decisions[*number] {
-                let _ = limiter.refund(key, ask.cost, decision.at.after(decision.outcome.delay())).await;
-            }
-        }
+            let decision = decisions[*number]?;
+            Some(limiter.refund(key, ask.cost, decision.at.after(decision.outcome.delay())))
+        });
+        join_all(refunds).await;
     }
+}
+
+/// Where a limit stands that the store does not tell of.
+fn untold(check: &Check<'_, RedisLimiter>, at: Timestamp) -> Decision {
+    let limit = check.limiter.limit.size();
+    let outcome = if check.ask.cost > limit { Outcome::Impossible } else { Outcome::NOW };
+    Decision { outcome, limit, remaining: 0, reset: Micros::ZERO, at }
 }
 
 impl Inner {
