@@ -5,6 +5,7 @@ use std::io::Write;
 use serde_json::{Value, json};
 use tollgate_testkit::wait_until;
 
+use crate::policy_on_redis::POLICY;
 use crate::server::{Response, Server};
 
 /// Three limits, each with its own choice.
@@ -156,4 +157,24 @@ fn a_service_that_stops_says_so_and_answers_whoever_still_asks() {
     let last = Response::parse(&text);
     assert_eq!((last.status, last.header("connection")), (200, Some("close")));
     server.wait();
+}
+
+#[test]
+fn each_rule_of_a_policy_has_its_own_choice() {
+    let indented: String = POLICY.lines().map(|line| format!("  {line}\n")).collect();
+    let server = without_store(&format!("api: {{ on_store_failure: closed }}\npolicy:\n{indented}"));
+    let judged = |request: &Value| {
+        let response = server.post("/api/v1/check", &request.to_string());
+        (response.status, response.header("x-tollgate-basis").unwrap_or_default().to_owned())
+    };
+    let login = json!({ "ip": "192.0.2.1", "path": "/api/login", "method": "POST" });
+    let payment = json!({ "ip": "192.0.2.1", "user": "alice", "path": "/api/payment/card" });
+    for closed in [login, payment] {
+        assert_eq!(judged(&closed), (503, "closed".to_owned()), "{closed}");
+    }
+    let search = json!({ "ip": "192.0.2.1", "path": "/api/search/books" });
+    assert_eq!(judged(&search), (200, "open".to_owned()));
+    assert_eq!(judged(&json!({ "ip": "192.0.2.1" })), (200, "open".to_owned()), "one limit alone, too");
+    let anonymous = json!({ "ip": "192.0.2.1", "path": "/api/payment/card" });
+    assert_eq!(judged(&anonymous).0, 403, "what needs no store needs none");
 }

@@ -16,7 +16,7 @@ fn indented(yaml: &str) -> String {
 }
 
 /// What a policy looks like that uses everything.
-const POLICY: &str = r"
+pub(crate) const POLICY: &str = r"
 tiers:
   free:       [ { limit: 100/min }, { limit: 20/10s, refill: interval } ]
   pro:        [ { limit: 1000/min }, { limit: 100/5s } ]
