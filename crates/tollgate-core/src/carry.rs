@@ -129,7 +129,7 @@ impl Limit {
 
     /// Whether states of another limit mean the same under this one.
     pub fn understands(&self, other: &Self) -> bool {
-        self.algorithm() == other.algorithm() && self.parameters() == other.parameters()
+        self.parameters() == other.parameters() && self.home() == other.home()
     }
 
     /// A plain state as it is at `now`.

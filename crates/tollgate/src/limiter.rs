@@ -36,6 +36,10 @@ impl Engine {
     /// Takes from several limits of this engine, or from none if one that is binding denies. The verdicts are in the order of the
     /// checks.
     pub async fn acquire_all(&self, checks: &[Check<'_, Limiter>]) -> SmallVec<[Verdict; 4]> {
+        // Alone, a limit may borrow, remember and go together with others who ask for it.
+        if let [only] = checks {
+            return SmallVec::from_iter([only.limiter.acquire(only.key, only.ask).await]);
+        }
         match self {
             Self::Memory(engine) => {
                 let checks = checks.iter().filter_map(|it| match it.limiter {

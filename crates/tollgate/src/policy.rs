@@ -105,23 +105,18 @@ impl PolicyLimiter {
         if selection.refusal.is_some() || selection.checks.is_empty() {
             return PolicyVerdict { selection, verdicts: SmallVec::new() };
         }
-        let verdicts = if let [only] = &selection.checks[..] {
-            let verdict =
-                self.limiters[only.limit].acquire(&selection.subjects[only.subject], ask(only)).await;
-            SmallVec::from_iter([verdict])
-        } else {
-            let checks: SmallVec<[Check<'_, Limiter>; 4]> = selection
-                .checks
-                .iter()
-                .map(|it| Check {
-                    limiter: &self.limiters[it.limit],
-                    key: &selection.subjects[it.subject],
-                    ask: ask(it),
-                    is_binding: it.role == Role::Enforced,
-                })
-                .collect();
-            self.engine.acquire_all(&checks).await
-        };
+        let checks: SmallVec<[Check<'_, Limiter>; 4]> = selection
+            .checks
+            .iter()
+            .map(|it| Check {
+                limiter: &self.limiters[it.limit],
+                key: &selection.subjects[it.subject],
+                ask: ask(it),
+                is_binding: it.role == Role::Enforced,
+            })
+            .collect();
+        let verdicts = self.engine.acquire_all(&checks).await;
+        drop(checks);
         PolicyVerdict { selection, verdicts }
     }
 
@@ -136,15 +131,6 @@ impl PolicyLimiter {
             }
         }
         PolicyVerdict { selection, verdicts }
-    }
-
-    /// Makes every key of a request as good as new.
-    pub async fn reset(&self, request: &Descriptors<'_>) -> Result<Selection, crate::StoreError> {
-        let selection = self.policy.select(request, 1);
-        for it in &selection.checks {
-            self.limiters[it.limit].reset(&selection.subjects[it.subject]).await?;
-        }
-        Ok(selection)
     }
 }
 

@@ -241,7 +241,7 @@ impl Policy {
         let path = path.segments();
         let mut selecting = Selecting {
             policy: self,
-            request: Descriptors { ..*request },
+            request: *request,
             path: &path,
             permits,
             selection: Selection::default(),

@@ -121,7 +121,7 @@ limit_fields! {
 }
 
 /// How tokens come back.
-#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Debug)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Refill {
     /// Evenly.

@@ -300,10 +300,10 @@ fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec
     let mut report = |field: &str, why: String| {
         let error = layers.error(field, &removed, why);
         // What is wrong within it was taken out, and is what there is to mend.
-        if !unread
-            .iter()
-            .any(|inner| inner.strip_prefix(&error.field).is_some_and(|rest| rest.starts_with('.')))
-        {
+        let is_around =
+            |inner: &String| inner.strip_prefix(&error.field).is_some_and(|rest| rest.starts_with('.'));
+        // A tier's mistake is found by every rule that goes by it.
+        if !unread.iter().any(is_around) && !errors.contains(&error) {
             errors.push(error);
         }
     };

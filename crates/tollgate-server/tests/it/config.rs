@@ -284,6 +284,33 @@ fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
 }
 
 #[test]
+fn what_is_only_counted_stops_nobody() {
+    let behind = |first: &str| {
+        let yaml = format!(
+            "rules: [{{ name: a, limit: 5/s, stop: true, {first} }}, {{ name: b, key: ip, limit: 5/s }}]"
+        );
+        config::read_policy("p", &yaml, &config::PolicyContext::default()).is_ok()
+    };
+    assert!(
+        behind("key: global, mode: shadow") && behind("key: global, enforce: 50%") && behind("key: user")
+    );
+    assert!(!behind("key: global") && !behind("key: user, deny_empty_key: 403"));
+}
+
+#[test]
+fn many_rules_may_have_the_same_limit() {
+    let rules: String = (0..5_000)
+        .map(|n| format!("- {{ name: r{n}, match: {{ path: /r{n} }}, key: ip, limit: 5/s }}\n"))
+        .collect();
+    assert!(config::read_policy("p", &format!("rules:\n{rules}"), &config::PolicyContext::default()).is_ok());
+    let other: String =
+        (0..1_001).map(|n| format!("- {{ name: r{n}, key: ip, limit: {}/s }}\n", n + 1)).collect();
+    let why =
+        config::read_policy("p", &format!("rules:\n{other}"), &config::PolicyContext::default()).unwrap_err();
+    assert!(why.to_string().contains("1000 different ones"), "{why}");
+}
+
+#[test]
 fn the_policy_of_the_example_is_valid_by_its_schema() {
     let schema = config::policy_schema();
     let validator = jsonschema::validator_for(&schema).unwrap();

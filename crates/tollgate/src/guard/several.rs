@@ -12,12 +12,9 @@ use crate::engine::redis::{RedisLimiter, StoreError};
 type Verdicts = SmallVec<[Verdict; 4]>;
 
 impl Guard {
-    /// Takes from several limits of this guard, or from none if one that is binding denies. Limits that nodes borrow from are
-    /// borrowed from only where they are asked alone: together, the store decides on all of them.
+    /// Takes from several limits of this guard, or from none if one that is binding denies. The store decides on all of them: nothing is
+    /// borrowed here.
     pub async fn acquire_all(&self, checks: &[Check<'_, GuardedLimiter>]) -> Verdicts {
-        if let [only] = checks {
-            return [only.limiter.acquire(only.key, only.ask).await].into_iter().collect();
-        }
         let asked: SmallVec<[Check<'_, RedisLimiter>; 4]> = checks
             .iter()
             .map(|it| Check {

@@ -184,7 +184,7 @@ pub(in crate::config) enum FamilyOf {
 }
 
 /// A limit with its fields.
-#[derive(Deserialize, Serialize, JsonSchema, Clone, Debug, Default)]
+#[derive(Deserialize, Serialize, JsonSchema, Clone, PartialEq, Debug, Default)]
 #[serde(default, deny_unknown_fields)]
 pub(in crate::config) struct LimitFields {
     /// 100/min, 50/s burst 100
@@ -215,22 +215,7 @@ pub(in crate::config) struct LimitFields {
 impl LimitFields {
     /// The limit by itself, if nothing else is said of it.
     pub(super) fn in_a_word(&self) -> Option<super::text::LimitText> {
-        let Self {
-            limit,
-            quota,
-            zone,
-            anchor,
-            burst,
-            algorithm,
-            refill,
-            sub_buckets,
-            strict,
-            count_denied,
-            queue,
-        } = self;
-        let is_bare =
-            quota.is_none() && zone.is_none() && anchor.is_none() && burst.is_none() && algorithm.is_none();
-        let is_plain = refill.is_none() && sub_buckets.is_none() && !strict && !count_denied && !queue;
-        limit.filter(|_| is_bare && is_plain)
+        let bare = Self { limit: self.limit, ..Self::default() };
+        self.limit.filter(|_| *self == bare)
     }
 }

@@ -67,25 +67,13 @@ pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, St
 
 /// So many for each period of a calendar.
 fn make_quota(fields: &LimitFields, quota: QuotaText) -> Result<Limit, String> {
-    let LimitFields {
-        limit,
-        quota: _,
-        zone,
-        anchor,
-        burst,
-        algorithm,
-        refill,
-        sub_buckets,
-        strict,
-        count_denied,
-        queue,
-    } = fields;
-    let of_a_limit = limit.is_some() || burst.is_some() || algorithm.is_some() || refill.is_some();
-    if of_a_limit || sub_buckets.is_some() || *strict || *count_denied || *queue {
+    let LimitFields { zone, anchor, .. } = fields.clone();
+    let own = LimitFields { quota: Some(quota), zone, anchor, ..LimitFields::default() };
+    if *fields != own {
         return Err("a quota has a zone and an anchor, and nothing else beside it".to_owned());
     }
-    let anchor = anchor.as_ref().map(|anchor| anchor.0.as_str());
-    let calendar = Calendar::parse(zone.as_deref().unwrap_or("UTC"), quota.unit.as_str(), anchor);
+    let anchor = own.anchor.as_ref().map(|anchor| anchor.0.as_str());
+    let calendar = Calendar::parse(own.zone.as_deref().unwrap_or("UTC"), quota.unit.as_str(), anchor);
     let made = CalendarQuota::new(quota.permits, calendar.map_err(|why| why.to_string())?);
     made.map(Limit::CalendarQuota).map_err(|why| why.to_string())
 }

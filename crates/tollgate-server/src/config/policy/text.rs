@@ -89,7 +89,7 @@ impl<T: JsonSchema> JsonSchema for Many<T> {
 }
 
 /// `100/min`, `50/s burst 100`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(in crate::config) struct LimitText {
     pub rate: Rate,
     pub burst: Option<u64>,
@@ -302,7 +302,7 @@ impl JsonSchema for AnchorText {
 }
 
 /// The name of an algorithm.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(in crate::config) struct AlgorithmText(pub AlgorithmName);
 
 impl FromStr for AlgorithmText {

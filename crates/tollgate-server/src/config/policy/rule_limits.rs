@@ -1,0 +1,238 @@
+//! The limits of a rule: its own, those of tiers, their parts for endpoints.
+
+use tollgate::rules::{Limits, RuleLimit, RuleLimits};
+use tollgate::{Limit, LimitSettings};
+
+use super::Building;
+use super::file::{PolicyFile, RuleFields};
+use super::limit::{Defaults, make, part_of, settings};
+use super::text::{FactorText, LimitItem, Many};
+
+/// Limits of all rules, with their tiers and factors: some megabytes.
+const LIMITS_MAX: usize = 20_000;
+/// Different ones among them: while one policy takes the place of another, the memory engine tells those of both apart, of which it can
+/// some 2,000.
+const DISTINCT_MAX: usize = 1_000;
+
+/// What tells the limits of a rule from each other, in their scopes.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    Main,
+    Endpoint(&'a str),
+    Candidate,
+}
+
+/// Whose limits are made, and what they have that they do not say themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Of<'a> {
+    rule: &'a str,
+    part: Part<'a>,
+    settings: LimitSettings,
+    defaults: Defaults,
+    /// A part of what is written, and where that is said.
+    factor: Option<(&'a str, FactorText)>,
+}
+
+impl<'a> Of<'a> {
+    pub(super) fn rule(fields: &'a RuleFields, file: &PolicyFile) -> Self {
+        Self {
+            rule: &fields.name,
+            part: Part::Main,
+            settings: settings(fields, file),
+            defaults: Defaults { algorithm: fields.algorithm.or(file.algorithm) },
+            factor: None,
+        }
+    }
+}
+
+impl Building<'_> {
+    /// What a rule is made of must be one thing: limits of its own, those of a tier, or none.
+    pub(super) fn rule_limits(&mut self, at: &str, fields: &RuleFields) -> RuleLimits {
+        let ways = [!fields.limit.0.is_empty(), fields.tier.is_some(), fields.unlimited];
+        if ways.iter().filter(|way| **way).count() != 1 {
+            self.wrong(at, "needs one of `limit: 100/min`, `tier: from_request` and `unlimited: true`");
+            return RuleLimits::Own(Limits::Unlimited);
+        }
+        if fields.unlimited {
+            if fields.candidate.is_some() {
+                self.wrong(&format!("{at}.candidate"), "goes with a limit of the rule's own");
+            }
+            return RuleLimits::Own(Limits::Unlimited);
+        }
+        let of = Of::rule(fields, self.file);
+        if fields.tier.is_some() {
+            return self.tier_limits(at, fields, of);
+        }
+        let own = self.limits(of, &format!("{at}.limit"), &fields.limit);
+        if let (Some(candidate), Limits::All(limits)) = (&fields.candidate, &own) {
+            let many = Many(vec![candidate.clone()]);
+            let field = format!("{at}.candidate");
+            let made = self.limits(Of { part: Part::Candidate, ..of }, &field, &many);
+            match (made, limits.first()) {
+                (Limits::All(made), Some(first)) => {
+                    self.parts.limits[*first].candidate = made.first().copied()
+                }
+                (Limits::Unlimited, _) => self.wrong(&field, "is a limit such as 50/min"),
+                (Limits::All(_), None) => {}
+            }
+        }
+        RuleLimits::Own(own)
+    }
+
+    fn tier_limits(&mut self, at: &str, fields: &RuleFields, of: Of<'_>) -> RuleLimits {
+        if fields.candidate.is_some() {
+            self.wrong(
+                &format!("{at}.candidate"),
+                "goes with limits of the rule's own; try another tier out in shadow",
+            );
+        }
+        let names: Vec<_> = self.parts.families.iter().map(|family| family.name.clone()).collect();
+        let family = match (&fields.family, names.len()) {
+            (Some(name), _) => names.iter().position(|known| **known == **name),
+            (None, 1) => Some(0),
+            (None, _) => None,
+        };
+        let Some(family) = family else {
+            let (field, why) = match (&fields.family, names.is_empty()) {
+                (_, true) => ("tier", "there are no `tiers`".to_owned()),
+                (Some(name), false) => {
+                    ("family", format!("no such family: {name}; there are {}", names.join(", ")))
+                }
+                (None, false) => ("tier", format!("of which family? `family:` one of {}", names.join(", "))),
+            };
+            self.wrong(&format!("{at}.{field}"), why);
+            return RuleLimits::Own(Limits::Unlimited);
+        };
+        let written = self.tiers[family].clone();
+        let of_tiers = |building: &mut Self, of: Of<'_>| -> Vec<Limits> {
+            written.iter().map(|(field, limits)| building.limits(of, field, limits)).collect()
+        };
+        let tiers = of_tiers(self, of);
+        self.remark_on_algorithms(&fields.name, &tiers);
+        let mut factors = Vec::new();
+        for (endpoint, factor) in &fields.factor {
+            let field = format!("{at}.factor.{endpoint}");
+            let Some(number) = self.parts.endpoints.iter().position(|known| *known.name == **endpoint) else {
+                self.wrong(&field, "no such endpoint; `endpoints` names them");
+                continue;
+            };
+            let of = Of { part: Part::Endpoint(endpoint), factor: Some((&field, *factor)), ..of };
+            factors.push((number, of_tiers(self, of)));
+        }
+        RuleLimits::OfTier { family, tiers, factors }
+    }
+
+    /// A change of tier carries the state over only where the algorithm stays the same.
+    fn remark_on_algorithms(&mut self, rule: &str, tiers: &[Limits]) {
+        let algorithms = |position: usize| {
+            tiers.iter().filter_map(move |limits| match limits {
+                Limits::All(limits) => limits.get(position).copied(),
+                Limits::Unlimited => None,
+            })
+        };
+        let longest =
+            tiers.iter().map(|it| if let Limits::All(limits) = it { limits.len() } else { 0 }).max();
+        for position in 0..longest.unwrap_or(0) {
+            let mut used: Vec<_> =
+                algorithms(position).map(|limit| self.parts.limits[limit].limit.home()).collect();
+            used.dedup();
+            if used.len() > 1 {
+                self.remarks.push(format!(
+                    "{rule}: its tiers differ in algorithm or calendar; whoever changes tier starts afresh with limit {}",
+                    position + 1
+                ));
+            }
+        }
+    }
+
+    /// Makes limits of what is written at a field, and files them.
+    pub(super) fn limits(&mut self, of: Of<'_>, field: &str, written: &Many<LimitItem>) -> Limits {
+        let Of { rule, part, settings, defaults, factor } = of;
+        let mut made = Vec::new();
+        let has_unlimited = written.0.iter().any(|item| matches!(item, LimitItem::Unlimited));
+        if has_unlimited && written.0.len() > 1 {
+            self.wrong(field, "`unlimited` stands alone");
+        }
+        if has_unlimited {
+            return Limits::Unlimited;
+        }
+        for (position, item) in written.0.iter().enumerate() {
+            let LimitItem::Limit(fields) = item else { continue };
+            let place = match written.0.len() {
+                1 => field.to_owned(),
+                _ => format!("{field}.{position}"),
+            };
+            let cut = match factor {
+                None => Ok(fields.clone()),
+                Some((_, factor)) => part_of(fields, factor),
+            };
+            let limit = match cut.and_then(|fields| make(&fields, defaults)) {
+                Ok(limit) => limit,
+                Err(why) => {
+                    let at = factor.map_or(place.as_str(), |(at, _)| at);
+                    // A tier's limit that is wrong by itself is said of the tier, not of each factor.
+                    if factor.is_none() || make(fields, defaults).is_ok() {
+                        self.wrong(at, why);
+                    }
+                    continue;
+                }
+            };
+            if settings.failover_guard && matches!(limit, Limit::SlidingLog(_)) {
+                self.wrong(&place, "a log has no failover guard; SLIDING_WINDOW_COUNTER does");
+            }
+            self.distinct.insert(limit);
+            if self.parts.limits.len() >= LIMITS_MAX || self.distinct.len() > DISTINCT_MAX {
+                let why = format!(
+                    "at most {LIMITS_MAX} limits, with all tiers and factors, and {DISTINCT_MAX} different ones"
+                );
+                self.wrong("rules", why);
+                break;
+            }
+            if let Some(remark) = crate::config::limits::explain(&(limit, settings)) {
+                self.remarks.push(format!("{rule}: {remark}"));
+            }
+            made.push(self.parts.limits.len());
+            self.parts.limits.push(RuleLimit {
+                scope: scope(&limit, rule, part, position),
+                limit,
+                candidate: None,
+            });
+            self.settings.push(settings);
+        }
+        Limits::All(made)
+    }
+
+    /// A request that costs more than a limit can ever hold would be denied for ever.
+    pub(super) fn check_cost(&mut self, at: &str, fields: &RuleFields, limits: &RuleLimits) {
+        let cost = fields.cost.unwrap_or(1);
+        let all: Vec<&Limits> = match limits {
+            RuleLimits::Own(limits) => vec![limits],
+            RuleLimits::OfTier { tiers, factors, .. } => {
+                tiers.iter().chain(factors.iter().flat_map(|(_, tiers)| tiers)).collect()
+            }
+        };
+        let numbers = all.into_iter().flat_map(|limits| match limits {
+            Limits::All(limits) => limits.as_slice(),
+            Limits::Unlimited => &[],
+        });
+        let smallest = numbers.map(|limit| self.parts.limits[*limit].limit.size()).min();
+        if let Some(size) = smallest.filter(|size| cost > *size) {
+            let why = format!("{cost} is more than a limit of the rule can ever admit: {size}");
+            self.wrong(&format!("{at}.cost"), why);
+        }
+    }
+}
+
+/// Under which name states are kept. The tier is not part of it: who changes tier keeps what was consumed.
+fn scope(limit: &Limit, rule: &str, part: Part<'_>, position: usize) -> Box<str> {
+    let mut scope = format!("{}:{rule}", limit.home());
+    if position > 0 {
+        scope += &format!(".{}", position + 1);
+    }
+    match part {
+        Part::Main => {}
+        Part::Endpoint(name) => scope += &format!("@{name}"),
+        Part::Candidate => scope += "~candidate",
+    }
+    scope.into()
+}
