@@ -1,7 +1,8 @@
 //! A circuit breaker: when to stop asking a server that has failed, and when to ask it again.
 //!
 //! Closed, it lets every call through and looks at the last few. Open, it lets none through for a while. Half-open, it lets
-//! one call through at a time; a few that succeed close it, and one that fails opens it again. Time and chance are handed in.
+//! one call through at a time; a few that succeed close it, and one that fails opens it again. Calls that time out together
+//! count as one failure: one stall of the server, or of this process, says no more than that. Time and chance are handed in.
 
 use crate::time::{Micros, Timestamp};
 
@@ -88,6 +89,8 @@ impl BreakerState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pass {
     era: u64,
+    /// When the call was let through.
+    at: Timestamp,
 }
 
 /// What became of a call.
@@ -97,6 +100,8 @@ pub enum CallOutcome {
     Succeeded,
     /// It did not.
     Failed,
+    /// It did not answer in time.
+    TimedOut,
     /// Nothing was learned: the call was given up before it could succeed or fail.
     Forgone,
 }
@@ -108,6 +113,8 @@ pub struct Breaker {
     phase: Phase,
     /// Counts the phases: what is told of a call from an earlier one says nothing of this one.
     era: u64,
+    /// When a call last timed out that counted. Calls that began before it were under way in the same stall.
+    stalled: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +135,7 @@ enum Phase {
 impl Breaker {
     /// A closed breaker.
     pub const fn new(config: BreakerConfig) -> Self {
-        Self { config, phase: Phase::Closed { failed: 0 }, era: 0 }
+        Self { config, phase: Phase::Closed { failed: 0 }, era: 0, stalled: Timestamp::from_micros(0) }
     }
 
     /// What it does now. An open one whose time is over stays open until somebody asks.
@@ -154,7 +161,7 @@ impl Breaker {
             Phase::HalfOpen { probing, .. } if *probing => return None,
             Phase::HalfOpen { probing, .. } => *probing = true,
         }
-        Some(Pass { era: self.era })
+        Some(Pass { era: self.era, at: now })
     }
 
     /// Hears what became of a call. `jitter` is random, so that many nodes do not come back at once. Says what the breaker
@@ -172,15 +179,19 @@ impl Breaker {
         match (&mut self.phase, outcome) {
             // No call is let through by an open breaker: this one is of an earlier era.
             (Phase::Open { .. }, _) | (Phase::Closed { .. }, CallOutcome::Forgone) => return None,
+            (Phase::Closed { .. }, CallOutcome::TimedOut) if pass.at < self.stalled => return None,
             (Phase::Closed { failed }, outcome) => {
                 let window = u64::MAX >> (BreakerConfig::WINDOW_MAX - self.config.window);
-                *failed = (*failed << 1 | u64::from(outcome == CallOutcome::Failed)) & window;
+                *failed = (*failed << 1 | u64::from(outcome != CallOutcome::Succeeded)) & window;
+                if outcome == CallOutcome::TimedOut {
+                    self.stalled = now;
+                }
                 if failed.count_ones() < self.config.failures {
                     return None;
                 }
                 self.open(now, jitter);
             }
-            (Phase::HalfOpen { .. }, CallOutcome::Failed) => self.open(now, jitter),
+            (Phase::HalfOpen { .. }, CallOutcome::Failed | CallOutcome::TimedOut) => self.open(now, jitter),
             (Phase::HalfOpen { probing, .. }, CallOutcome::Forgone) => {
                 *probing = false;
                 return None;

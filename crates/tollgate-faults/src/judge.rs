@@ -35,6 +35,36 @@ pub struct Claim {
     pub common: bool,
 }
 
+/// Why the store gives no decision, and with it what becomes of a limit that fails open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cause {
+    /// No connection can be opened, or no server is known for the key: it is let through.
+    Unreachable,
+    /// The store can be reached but does not decide: it is decided locally.
+    Reachable,
+    /// The store falls silent: it is decided locally until an attempt to connect has failed, then let through.
+    Silent,
+}
+
+impl Cause {
+    /// The basis that a limit's answers must have.
+    pub(crate) fn basis_of(self, limit: u8) -> Ground {
+        match LIMITS[usize::from(limit)].ground() {
+            Ground::Open if self == Self::Reachable => Ground::Local,
+            configured => configured,
+        }
+    }
+
+    /// What the table says of it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unreachable => "configured mode 100%",
+            Self::Reachable => "configured mode 100%, local in place of open",
+            Self::Silent => "configured mode 100%, local in place of open for 1.5 s",
+        }
+    }
+}
+
 /// All claims about a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
@@ -66,6 +96,9 @@ const HTTP_MAX_US: u64 = 250_000;
 const RECOVERY_MAX_US: u64 = 1_500_000;
 /// What was remembered or under way when the fault began is not yet decided by the guard.
 const SETTLE_US: u64 = 250_000;
+/// Within this a silent store is found to be unreachable: half a second of silence, an attempt to connect, and some time for a
+/// busy machine.
+const SILENT_US: u64 = 1_500_000;
 /// How long a stall of the machine shows: a breaker that it has opened, its longest doubt and its probes.
 const AFTER_STALL_US: u64 = 700_000;
 /// So many decisions in a row by the store, and a node is well again.
@@ -155,27 +188,33 @@ impl Judge {
         self.run.records.iter().filter(move |record| (from..to).contains(&record.at_us))
     }
 
-    /// The store was gone for everybody: each limit's own choice counted, and nothing else.
-    pub(crate) fn outage(&mut self, from: u64, to: u64) {
+    /// The store was gone for everybody: each limit was answered by the basis that the cause asks for, and by no other.
+    pub(crate) fn outage(&mut self, cause: Cause, from: u64, to: u64) {
         let first = self.between(from, to).find(|it| it.ground != Ground::Exact).map(|it| it.at_us - from);
         let detected = first.map_or("never".to_owned(), millis);
         self.measure("first answer without it < 50 ms", detected, first.is_some_and(|us| us < 50_000));
         let (mut right, mut wrong, mut denials) = (0, 0, 0);
         for record in self.between(from + SETTLE_US, to) {
-            let ground = LIMITS[usize::from(record.limit)].ground();
+            let expected = cause.basis_of(record.limit);
             match record.ground {
                 // A denial writes nothing: a server that cannot write can still deny.
                 Ground::Exact if !record.allowed => denials += 1,
                 // A process that was held up for longer than its deadline found the answer when it went on.
                 Ground::Exact if record.took_us > DEADLINE_US => {}
-                // A check that came too late, with the breaker closed or half-open, is decided alone.
-                Ground::Local if ground == Ground::Open => right += 1,
-                other if other == ground => right += 1,
+                // Not yet known to be unreachable.
+                Ground::Local
+                    if cause == Cause::Silent
+                        && expected == Ground::Open
+                        && record.at_us < from + SILENT_US =>
+                {
+                    right += 1;
+                }
+                other if other == expected => right += 1,
                 _ => wrong += 1,
             }
         }
         let told = format!("{right}, others {wrong}");
-        self.decision("by failure mode 100%", told, wrong == 0 && right > 0);
+        self.decision(cause.name(), told, wrong == 0 && right > 0);
         if denials > 0 {
             self.note("denied by the store, which writes nothing", denials);
         }

@@ -40,6 +40,36 @@ fn half_of_the_last_ten_calls_open_it_and_three_probes_close_it() {
 }
 
 #[test]
+fn calls_that_time_out_together_count_once() {
+    let mut breaker = Breaker::new(BreakerConfig::default());
+    // A hundred calls are under way, one each tenth of a millisecond, and none is answered within 10 ms.
+    let under_way: Vec<_> =
+        (0..100).filter_map(|it| breaker.permit(at(0).after(Micros::new(it * 100)))).collect();
+    for (it, pass) in under_way.into_iter().enumerate() {
+        let now = at(10).after(Micros::new(it as u64 * 100));
+        assert_eq!(breaker.settle(pass, CallOutcome::TimedOut, now, 0), None);
+    }
+    assert_eq!(breaker.state(), BreakerState::Closed);
+}
+
+#[test]
+fn slowness_opens_it_only_after_several_deadlines() {
+    let mut breaker = Breaker::new(BreakerConfig::default());
+    let mut waiting = std::collections::VecDeque::new();
+    // Calls begin every millisecond, and each gives up after 10 ms.
+    let opened = (0..1_000).find(|ms| {
+        if waiting.front().is_some_and(|(begun, _)| begun + 10 == *ms)
+            && let Some((_, pass)) = waiting.pop_front()
+        {
+            breaker.settle(pass, CallOutcome::TimedOut, at(*ms), 0);
+        }
+        waiting.extend(breaker.permit(at(*ms)).map(|pass| (*ms, pass)));
+        breaker.state() == BreakerState::Open
+    });
+    assert_eq!(opened, Some(50), "five failures, a deadline apart");
+}
+
+#[test]
 fn a_server_that_was_never_there_opens_it_as_well() {
     let mut breaker = Breaker::new(BreakerConfig::default());
     assert_eq!(calls(&mut breaker, at(0), "-------"), "-----..");

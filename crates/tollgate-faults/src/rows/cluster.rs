@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tollgate_testkit::{Cluster, wait_at_most};
 
 use super::Parts;
-use crate::judge::{Judge, millis};
+use crate::judge::{Cause, Judge, millis};
 use crate::record::{Ground, Record};
 use crate::rig::{Pace, Rig, Setup};
 use crate::traffic::{HOT_KEYS, LIMITS, key_name};
@@ -57,11 +57,10 @@ fn without_a_primary(pace: Pace, seed: u64, full_coverage: bool) -> Option<Judge
     let mut judge = Judge::of(rig.finish());
     let (mut right, mut wrong, mut last_without) = (0, 0, fault);
     for it in judge.between(fault + 250_000, judge.run.end).filter(|it| on(&lost, it)) {
-        let ground = LIMITS[usize::from(it.limit)].ground();
         match it.ground {
             Ground::Exact if it.at_us < fault + NODE_TIMEOUT.as_micros() as u64 => wrong += 1,
             Ground::Exact => {}
-            other if other == ground || other == Ground::Local && ground == Ground::Open => {
+            other if other == Cause::Unreachable.basis_of(it.limit) => {
                 right += 1;
                 last_without = it.at_us;
             }
@@ -154,7 +153,7 @@ pub(super) fn majority_lost(pace: Pace, seed: u64) -> Option<Judge> {
     rig.wait(pace.recovery);
     let mut judge = Judge::of(rig.finish());
     // Some nodes of the cluster are well before the last one says so.
-    judge.outage(fault, fault + pace.fault.as_micros() as u64);
+    judge.outage(Cause::Unreachable, fault, fault + pace.fault.as_micros() as u64);
     judge.excess(crate::traffic::BURST, " (primaries restart empty)");
     judge.latency(begun, killed, healed);
     judge.recovered(healed);

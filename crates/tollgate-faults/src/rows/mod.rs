@@ -11,7 +11,7 @@ mod sentinel; // primaries that change
 mod server; // one server that dies, stands still, refuses or forgets
 
 use crate::Finding;
-use crate::judge::Judge;
+use crate::judge::{Cause, Judge};
 pub use crate::rig::Pace;
 use crate::rig::{Rig, Setup};
 
@@ -135,9 +135,9 @@ fn play<T>(
     (Judge::of(rig.finish()), Parts { begun, fault, mending, healed })
 }
 
-/// What is promised where the store is gone for everybody, and `excess` is what its own loss may cost.
-fn judge_outage(mut judge: Judge, parts: &Parts, excess: u64, why: &str) -> Judge {
-    judge.outage(parts.fault, parts.mending);
+/// What is promised where the store is gone for everybody by this cause, and `excess` is what its own loss may cost.
+fn judge_outage(mut judge: Judge, cause: Cause, parts: &Parts, excess: u64, why: &str) -> Judge {
+    judge.outage(cause, parts.fault, parts.mending);
     judge.excess(excess, why);
     judge.latency(parts.begun, parts.fault, parts.healed);
     judge.recovered(parts.healed);

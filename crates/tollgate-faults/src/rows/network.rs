@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use tollgate_testkit::{ChaosProxy, Fault, Network, RedisServer};
 
 use super::{Parts, judge_outage, play};
-use crate::judge::{Judge, millis};
+use crate::judge::{Cause, Judge, millis};
 use crate::record::Ground;
 use crate::rig::{Pace, Rig, Setup};
-use crate::traffic::LIMITS;
 
 /// A run with a proxy between everybody and the store.
 fn through_proxy(pace: Pace, seed: u64, fault: Fault) -> (Judge, Parts) {
@@ -27,9 +26,9 @@ fn through_proxy(pace: Pace, seed: u64, fault: Fault) -> (Judge, Parts) {
 }
 
 /// A link on which calls take longer than their deadline: an outage.
-fn unusable(pace: Pace, seed: u64, fault: Fault) -> Option<Judge> {
+fn unusable(pace: Pace, seed: u64, cause: Cause, fault: Fault) -> Option<Judge> {
     let (judge, parts) = through_proxy(pace, seed, fault);
-    Some(judge_outage(judge, &parts, 0, ""))
+    Some(judge_outage(judge, cause, &parts, 0, ""))
 }
 
 /// A link on which some calls come in time: what does is exact, and what does not is answered in time all the same.
@@ -37,15 +36,14 @@ fn usable(pace: Pace, seed: u64, fault: Fault) -> Option<Judge> {
     let (mut judge, parts) = through_proxy(pace, seed, fault);
     let (mut exact, mut without, mut wrong) = (0, 0, 0);
     for it in judge.between(parts.fault, parts.healed) {
-        let ground = LIMITS[usize::from(it.limit)].ground();
         match it.ground {
             Ground::Exact => exact += 1,
-            other if other == ground || other == Ground::Local && ground == Ground::Open => without += 1,
+            other if other == Cause::Reachable.basis_of(it.limit) => without += 1,
             _ => wrong += 1,
         }
     }
     judge.decision(
-        "by the store or by failure mode 100%",
+        "by the store, or configured mode with local in place of open",
         format!("{exact} and {without}, others {wrong}"),
         wrong == 0 && exact > 0,
     );
@@ -71,15 +69,15 @@ pub(super) fn slower_by_5_ms(pace: Pace, seed: u64) -> Option<Judge> {
 }
 
 pub(super) fn slower_by_20_ms(pace: Pace, seed: u64) -> Option<Judge> {
-    unusable(pace, seed, later_by(20))
+    unusable(pace, seed, Cause::Reachable, later_by(20))
 }
 
 pub(super) fn slower_by_100_ms(pace: Pace, seed: u64) -> Option<Judge> {
-    unusable(pace, seed, later_by(100))
+    unusable(pace, seed, Cause::Reachable, later_by(100))
 }
 
 pub(super) fn slower_by_1000_ms(pace: Pace, seed: u64) -> Option<Judge> {
-    unusable(pace, seed, later_by(1_000))
+    unusable(pace, seed, Cause::Reachable, later_by(1_000))
 }
 
 pub(super) fn jittery(pace: Pace, seed: u64) -> Option<Judge> {
@@ -92,15 +90,15 @@ pub(super) fn stalling(pace: Pace, seed: u64) -> Option<Judge> {
 }
 
 pub(super) fn dripping(pace: Pace, seed: u64) -> Option<Judge> {
-    unusable(pace, seed, Fault::Drip { pause: Duration::from_millis(5) })
+    unusable(pace, seed, Cause::Reachable, Fault::Drip { pause: Duration::from_millis(5) })
 }
 
 pub(super) fn resetting(pace: Pace, seed: u64) -> Option<Judge> {
-    unusable(pace, seed, Fault::Reset)
+    unusable(pace, seed, Cause::Unreachable, Fault::Reset)
 }
 
 pub(super) fn swallowing(pace: Pace, seed: u64) -> Option<Judge> {
-    unusable(pace, seed, Fault::HalfOpen)
+    unusable(pace, seed, Cause::Reachable, Fault::HalfOpen)
 }
 
 pub(super) fn cut(pace: Pace, seed: u64) -> Option<Judge> {
@@ -122,7 +120,7 @@ pub(super) fn cut(pace: Pace, seed: u64) -> Option<Judge> {
         ("the link is whole", |place, _| place.heal()),
     );
     drop(server);
-    Some(judge_outage(judge, &parts, 0, ""))
+    Some(judge_outage(judge, Cause::Silent, &parts, 0, ""))
 }
 
 pub(super) fn powered_off(pace: Pace, seed: u64) -> Option<Judge> {
@@ -149,7 +147,7 @@ pub(super) fn powered_off(pace: Pace, seed: u64) -> Option<Judge> {
     let seen = rig.mark("the old connections are given up");
     rig.wait(pace.recovery);
     let mut judge = Judge::of(rig.finish());
-    judge.outage(fault, judge.run.end);
+    judge.outage(Cause::Silent, fault, judge.run.end);
     judge.excess(0, "");
     judge.latency(begun, fault, seen);
     judge.measure(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate_testkit::SentinelTrio;
 
 use super::Parts;
-use crate::judge::Judge;
+use crate::judge::{Cause, Judge};
 use crate::rig::{Pace, Rig, Setup};
 use crate::traffic::BURST;
 
@@ -23,7 +23,7 @@ fn without_primary(pace: Pace, seed: u64, missed_for: Duration) -> Option<Judge>
     rig.wait(pace.recovery);
     let mut judge = Judge::of(rig.finish());
     // Nodes may hear of the new primary before this program does.
-    judge.outage(fault, fault + missed_for.as_micros() as u64);
+    judge.outage(Cause::Unreachable, fault, fault + missed_for.as_micros() as u64);
     judge.excess(BURST, " (what no replica had heard of is lost)");
     judge.latency(begun, fault, healed);
     judge.recovered(healed);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tollgate_testkit::{RedisServer, wait_at_most, wait_until};
 
 use super::{Parts, judge_outage, judge_unnoticed, play};
-use crate::judge::{Judge, millis};
+use crate::judge::{Cause, Judge, millis};
 use crate::rig::{Pace, Rig, SHARERS, Setup};
 use crate::traffic::BURST;
 
@@ -14,8 +14,8 @@ fn url(server: &RedisServer) -> String {
     format!("redis://{}", server.tcp_address())
 }
 
-/// An outage that begins and ends with a word to the server.
-fn told(
+/// A server that can be reached but does not decide. It begins and ends with a word to the server.
+fn undecided(
     mut server: RedisServer,
     pace: Pace,
     seed: u64,
@@ -31,7 +31,7 @@ fn told(
         (break_it.0, |server, _| break_it.1(server)),
         (mend_it.0, |server, _| mend_it.1(server)),
     );
-    Some(judge_outage(judge, &parts, 0, ""))
+    Some(judge_outage(judge, Cause::Reachable, &parts, 0, ""))
 }
 
 pub(super) fn killed(pace: Pace, seed: u64) -> Option<Judge> {
@@ -45,17 +45,20 @@ pub(super) fn killed(pace: Pace, seed: u64) -> Option<Judge> {
         ("kill -9", |server, _| server.kill()),
         ("answers again, empty", |server, _| server.restart()),
     );
-    Some(judge_outage(judge, &parts, BURST, " (its memory is lost)"))
+    Some(judge_outage(judge, Cause::Unreachable, &parts, BURST, " (its memory is lost)"))
 }
 
 pub(super) fn paused(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
-    told(server, pace, seed, ("SIGSTOP", RedisServer::pause), ("SIGCONT", RedisServer::resume))
+    undecided(server, pace, seed, ("SIGSTOP", RedisServer::pause), ("SIGCONT", RedisServer::resume))
 }
+
+/// The longest pause between two attempts to connect, and some time for a busy machine.
+const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) fn loading(pace: Pace, seed: u64) -> Option<Judge> {
     // Some thousand keys are there when it is killed; each takes its time.
-    let delay_us = (pace.fault.as_micros() / 4_000).to_string();
+    let delay_us = (pace.fault.as_micros() / 1_000).to_string();
     let server = RedisServer::build().tcp().append_only();
     let mut server = server
         .args(&["--key-load-delay", &delay_us, "--loading-process-events-interval-bytes", "1024"])
@@ -68,7 +71,7 @@ pub(super) fn loading(pace: Pace, seed: u64) -> Option<Judge> {
     wait_until("the file is rewritten", || {
         server.cli(&["INFO", "persistence"]).contains("aof_rewrite_in_progress:0")
     });
-    let fault = rig.mark("kill -9, restart");
+    rig.mark("kill -9, restart");
     server.kill();
     server.restart_without_waiting();
     let answer = |server: &RedisServer| {
@@ -77,14 +80,16 @@ pub(super) fn loading(pace: Pace, seed: u64) -> Option<Judge> {
     };
     wait_until("it says LOADING", || answer(&server).starts_with("LOADING"));
     rig.mark("LOADING");
-    // It may be through at any time from here on; half of what it was given, it surely is not.
-    let mending = crate::record::now_us() + pace.fault.as_micros() as u64 / 4;
+    // Until then a node may have been told that connections are refused.
+    rig.wait(RECONNECT_WITHIN);
+    let fault = rig.mark("every node has connected again");
+    let mending = fault + pace.fault.as_micros() as u64;
     wait_at_most(Duration::from_secs(60), "the server has loaded", || answer(&server).starts_with("PONG"));
     let healed = rig.mark("loaded");
     let mending = mending.min(healed);
     rig.wait(pace.recovery);
     let judge = Judge::of(rig.finish());
-    Some(judge_outage(judge, &Parts { begun, fault, mending, healed }, 0, ""))
+    Some(judge_outage(judge, Cause::Reachable, &Parts { begun, fault, mending, healed }, 0, ""))
 }
 
 /// One for each limit, and one that says that a node lives.
@@ -122,7 +127,7 @@ pub(super) fn flushed(pace: Pace, seed: u64) -> Option<Judge> {
 
 pub(super) fn out_of_memory(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().args(&["--maxmemory-policy", "noeviction"]).start();
-    told(
+    undecided(
         server,
         pace,
         seed,
@@ -133,7 +138,7 @@ pub(super) fn out_of_memory(pace: Pace, seed: u64) -> Option<Judge> {
 
 pub(super) fn busy(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().args(&["--lua-time-limit", "100"]).start();
-    told(
+    undecided(
         server,
         pace,
         seed,
@@ -174,7 +179,7 @@ fn judge_refusal(mut judge: Judge, parts: &Parts, attempts: u64) -> Judge {
     judge.decision("the password is in no log", format!("{shown} times"), shown == 0);
     let said = judge.run.logs.contains("refuses this client") || judge.run.logs.contains("refused");
     judge.decision("the log says what is wrong", if said { "yes" } else { "no" }, said);
-    judge_outage(judge, parts, 0, "")
+    judge_outage(judge, Cause::Unreachable, parts, 0, "")
 }
 
 fn connections(server: &RedisServer) -> u64 {
@@ -264,12 +269,12 @@ pub(super) fn disk_full(pace: Pace, seed: u64) -> Option<Judge> {
     rig.wait(pace.recovery);
     let judge = Judge::of(rig.finish());
     server.kill();
-    Some(judge_outage(judge, &Parts { begun, fault, mending, healed }, 0, ""))
+    Some(judge_outage(judge, Cause::Reachable, &Parts { begun, fault, mending, healed }, 0, ""))
 }
 
 pub(super) fn without_replicas(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
-    told(
+    undecided(
         server,
         pace,
         seed,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 
 use crate::engine::memory::MemoryLimiter;
@@ -92,20 +92,17 @@ impl Debts {
         (unsettled, self.settled.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
     }
 
-    /// Takes what all keys owe.
-    pub(super) async fn settle_all(&self) {
-        loop {
-            let keys: Vec<_> = {
-                let owed = self.owed.lock();
-                owed.debts.keys().take(SETTLED_AT_ONCE).cloned().collect()
-            };
-            let before = self.debtors.load(Ordering::Relaxed);
-            join_all(keys.iter().map(|key| self.settle(key))).await;
-            // If the store is gone again, all of them are back.
-            if keys.is_empty() || self.debtors.load(Ordering::Relaxed) >= before {
-                return;
-            }
-        }
+    /// Takes what is owed to servers that can be asked, each debt at most once. Returns whether any was settled. Debts to
+    /// servers that are gone stay where they are, and hold up no others.
+    pub(super) async fn settle_all(&self) -> bool {
+        let before = self.settled.load(Ordering::Relaxed);
+        let ready: Vec<_> = {
+            let owed = self.owed.lock();
+            let is_ready = |((_, key), debt): &(&(u32, String), &Debt)| debt.account.store.is_available(key);
+            owed.debts.iter().filter(is_ready).map(|(debtor, _)| debtor.clone()).collect()
+        };
+        stream::iter(&ready).for_each_concurrent(SETTLED_AT_ONCE, |debtor| self.settle(debtor)).await;
+        self.settled.load(Ordering::Relaxed) > before
     }
 
     /// Forgets what a key owes: it was made as good as new.

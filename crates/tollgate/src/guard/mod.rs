@@ -4,23 +4,27 @@
 //! decide here with this node's share of the limit. Every answer says on what ground it was given.
 
 mod debts;
+mod outages;
 mod several;
 mod share;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tollgate_core::{
     Ask, Consistency, Decision, LeaseTerms, Limit, Micros, Outcome, StaysStrict, TokenBucket,
 };
 
 use self::debts::{Account, Debts};
+use self::outages::Outages;
 pub use self::share::{Share, ShareError};
 use crate::clock::Clock;
 use crate::engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
@@ -82,8 +86,8 @@ impl Verdict {
 /// What happens to checks that the store does not decide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FailureMode {
-    /// They are let through, once the store has failed. A check that only came too late is decided as with `Local`: or
-    /// whoever overloads the store would buy a free pass.
+    /// They are let through while the store cannot be reached. While it can, but does not decide (too slow, out of memory,
+    /// loading), they are decided as with `Local`: a client that overloads the store gets no free pass.
     #[default]
     Open,
     /// They are refused.
@@ -168,12 +172,16 @@ pub struct GuardStats {
     pub debt_settled: u64,
     /// Permits that are never taken: too many keys owed, or it is unknown whether they were.
     pub debt_lost: u64,
+    /// How often its driver has panicked, and went on.
+    pub panics: u64,
 }
 
 /// A caller who is refused because the store is gone is told to come back after this long.
 const CLOSED_RETRY: Micros = Micros::from_secs(1);
 /// How often is looked whether an outage is over, while there is one.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The longest pause between two attempts to settle debts while their server is gone.
+const PAUSE_MAX: Duration = Duration::from_millis(400);
 
 /// An engine on a store, and what answers in its place. Clones share it.
 #[derive(Clone)]
@@ -198,6 +206,7 @@ struct Shared {
     local: MemoryEngine,
     ceiling: Option<MemoryLimiter>,
     debts: Debts,
+    outages: Outages,
     /// Limiters that borrow.
     lessees: Mutex<Vec<WeakLeaseLimiter>>,
     /// Whether anything was answered without the store since the last outage was over.
@@ -206,6 +215,7 @@ struct Shared {
     used_at: AtomicU64,
     zero: Instant,
     begun: Notify,
+    panics: AtomicU64,
     /// Told when the store has decided although there are debts: it is back.
     decided: Notify,
 }
@@ -234,11 +244,13 @@ impl Guard {
             local,
             ceiling,
             debts: Debts::default(),
+            outages: Outages::default(),
             lessees: Mutex::new(Vec::new()),
             used: AtomicBool::new(false),
             used_at: AtomicU64::new(0),
             zero: Instant::now(),
             begun: Notify::new(),
+            panics: AtomicU64::new(0),
             decided: Notify::new(),
         });
         let stop = CancellationToken::new();
@@ -277,6 +289,7 @@ impl Guard {
             local: local.limiter(scope, limit)?,
             account: book.map(|book| Arc::new(Account::new(&limiter, book))),
             limiter,
+            scope: scope.into(),
             mode: on_failure.mode,
         })
     }
@@ -311,7 +324,8 @@ impl Guard {
     pub fn stats(&self) -> GuardStats {
         let shared = &self.0.shared;
         let (debt, debt_settled, debt_lost) = shared.debts.permits();
-        GuardStats { local_keys: shared.local.stats().keys, debt, debt_settled, debt_lost }
+        let panics = shared.panics.load(Ordering::Relaxed);
+        GuardStats { local_keys: shared.local.stats().keys, debt, debt_settled, debt_lost, panics }
     }
 }
 
@@ -326,6 +340,8 @@ pub struct GuardedLimiter {
     local: MemoryLimiter,
     /// Where debts are noted, if they are settled.
     account: Option<Arc<Account>>,
+    /// What log lines call the limit.
+    scope: Arc<str>,
     mode: FailureMode,
 }
 
@@ -351,7 +367,7 @@ impl GuardedLimiter {
             }
             Err(why) => why,
         };
-        let Some(mode) = self.mode_after(&why, ask) else { return Verdict::exact(self.impossible()) };
+        let Some(mode) = self.mode_after(key, ask, &why) else { return Verdict::exact(self.impossible()) };
         match mode {
             FailureMode::Closed => self.closed(),
             FailureMode::Open => self.open(),
@@ -375,7 +391,7 @@ impl GuardedLimiter {
             Ok(decision) => return Verdict::exact(decision),
             Err(why) => why,
         };
-        match self.mode_after(&why, ask) {
+        match self.mode_after(key, ask, &why) {
             None => Verdict::exact(self.impossible()),
             Some(FailureMode::Closed) => self.closed(),
             Some(FailureMode::Open) => Verdict { decision: self.untouched(), basis: Basis::Open },
@@ -397,13 +413,17 @@ impl GuardedLimiter {
     }
 
     /// What happens to a check that was not decided. None: it could never be admitted, store or not.
-    fn mode_after(&self, why: &StoreError, ask: Ask) -> Option<FailureMode> {
-        self.guard.shared.note_use();
+    fn mode_after(&self, key: &str, ask: Ask, why: &StoreError) -> Option<FailureMode> {
+        let shared = &self.guard.shared;
+        shared.outages.note(&self.scope, key, why);
+        shared.note_use();
         if ask.cost > self.limit().size() {
             return None;
         }
-        let overload = self.mode == FailureMode::Open && why.is_overload();
-        Some(if overload { FailureMode::Local } else { self.mode })
+        match self.mode {
+            FailureMode::Open if why.is_reachable() => Some(FailureMode::Local),
+            mode => Some(mode),
+        }
     }
 
     fn closed(&self) -> Verdict {
@@ -475,13 +495,22 @@ impl Shared {
 
     /// Settles what is owed as soon as the store is well, and forgets the rest when the outage is over.
     async fn end_outage(&self) {
+        let mut pause = LOOK_EVERY;
         loop {
-            // Whichever is first: what is owed should be taken before much else is.
-            let _ = timeout(LOOK_EVERY, self.decided.notified()).await;
-            // Where one of several servers is gone, the debts to the others are taken all the same.
-            self.debts.settle_all().await;
-            let is_well = self.debts.is_empty() && self.engine.health().is_ok();
-            if is_well && self.quiet_for() >= self.forget_after {
+            // The first decision of a store that is back is a reason to look at once: what is owed should be taken before much
+            // else is. While debts remain that cannot be taken, decisions by other servers are none.
+            if pause == LOOK_EVERY {
+                let _ = timeout(pause, self.decided.notified()).await;
+            } else {
+                sleep(pause).await;
+            }
+            let settled = self.debts.settle_all().await;
+            pause = if settled || self.debts.is_empty() { LOOK_EVERY } else { PAUSE_MAX.min(pause * 2) };
+            let is_well = self.engine.health().is_ok();
+            if is_well {
+                self.outages.end();
+            }
+            if is_well && self.debts.is_empty() && self.quiet_for() >= self.forget_after {
                 self.used.store(false, Ordering::Relaxed);
                 self.local.clear();
                 return;
@@ -491,16 +520,24 @@ impl Shared {
 }
 
 impl GuardDriver {
-    /// Runs until all limiters and the guard are gone.
+    /// Runs until all limiters and the guard are gone. A panic is counted, and the work goes on.
     pub async fn run(self) {
+        let Self { shared, stop } = self;
         let outages = async {
             loop {
-                self.shared.begun.notified().await;
-                self.shared.end_outage().await;
+                // After a panic the outage is not over.
+                if !shared.used.load(Ordering::Relaxed) {
+                    shared.begun.notified().await;
+                }
+                if AssertUnwindSafe(shared.end_outage()).catch_unwind().await.is_err() {
+                    shared.panics.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!("the driver of the guard has panicked; this is a defect of Tollgate");
+                    sleep(LOOK_EVERY).await;
+                }
             }
         };
         tokio::select! {
-            () = self.stop.cancelled() => {}
+            () = stop.cancelled() => {}
             () = outages => {}
         }
     }

@@ -38,7 +38,7 @@ impl Guard {
     /// Each limit by its own choice; those that are decided here all together.
     fn without_store(&self, checks: &[Check<'_, GuardedLimiter>], why: &StoreError) -> Verdicts {
         let mut verdicts: Verdicts =
-            checks.iter().map(|it| it.limiter.refused_or_passed(it.ask, why)).collect();
+            checks.iter().map(|it| it.limiter.refused_or_passed(it.key, it.ask, why)).collect();
         let refuses = |(it, verdict): (&Check<'_, GuardedLimiter>, &Verdict)| {
             it.is_binding && verdict.basis != Basis::Local && !verdict.is_admitted()
         };
@@ -82,8 +82,8 @@ impl Guard {
 
 impl GuardedLimiter {
     /// What becomes of a check by the limit's choice, the ceiling left aside; with the basis `Local` it is still to be decided.
-    fn refused_or_passed(&self, ask: Ask, why: &StoreError) -> Verdict {
-        match self.mode_after(why, ask) {
+    fn refused_or_passed(&self, key: &str, ask: Ask, why: &StoreError) -> Verdict {
+        match self.mode_after(key, ask, why) {
             None => Verdict::exact(self.impossible()),
             Some(FailureMode::Closed) => self.closed(),
             Some(FailureMode::Open) => Verdict { decision: self.untouched(), basis: Basis::Open },

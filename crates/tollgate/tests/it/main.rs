@@ -1,6 +1,7 @@
 //! The engines: by themselves, against each other, and on real servers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod check_sets; // several limits of one request, in different slots of a cluster
 mod differential; // memory and Redis decide alike, step by step
 mod exact; // many nodes on one key admit exactly the limit
 mod failover; // primaries that change under load
@@ -8,6 +9,9 @@ mod guard; // answers without the store
 mod lease; // nodes that borrow
 mod lending; // loans are the same in Rust and in the store
 mod memory; // the memory engine: floods, expiry, threads
+mod overload; // stores that can be reached but do not decide
+mod panics; // callers that panic
+mod partial; // outages of some servers of a cluster
 mod store; // stores that are missing, refusing, forgetful
 
 mod limits; // what the others share

@@ -111,7 +111,8 @@ impl LeaseLimiter {
             borrowing: AtomicUsize::new(0),
             store: store.clone(),
         });
-        store.hand_over(sweep(Arc::downgrade(&inner)));
+        let swept = Arc::downgrade(&inner);
+        store.keep_running(move || sweep(Weak::clone(&swept)));
         Self(inner)
     }
 
@@ -195,7 +196,7 @@ impl LeaseLimiter {
             return Ok(decision);
         }
         // Whoever leaves has started something that others count on.
-        inner.store.leading(Borrowing::begin(inner).borrow(key.into(), ask, ahead)).await
+        inner.store.leading(Borrowing::begin(inner, key.into()).borrow(ask, ahead)).await
     }
 }
 
@@ -212,7 +213,7 @@ impl Inner {
         match self.table.decide(key, asked, now, limit, &self.terms, self.parts()) {
             Local::Decided(decision) => Ok(decision),
             Local::DecidedFetch(decision, key, ahead) => {
-                let fetch = Borrowing::begin(self).borrow(key, Ask::of(0), ahead);
+                let fetch = Borrowing::begin(self, key).borrow(Ask::of(0), ahead);
                 self.store.hand_over(async { drop(fetch.await) });
                 Ok(decision)
             }
@@ -300,25 +301,29 @@ impl GivenUp {
     }
 }
 
-/// A call under way that borrows. Whoever closes the limiter waits for it.
-struct Borrowing(Arc<Inner>);
+/// A call under way that borrows. Closing the limiter waits for it. However it ends, its key can be asked for again.
+struct Borrowing {
+    limiter: Arc<Inner>,
+    key: Arc<str>,
+    is_noted: bool,
+}
 
 impl Borrowing {
-    fn begin(inner: &Arc<Inner>) -> Self {
-        inner.borrowing.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(inner))
+    fn begin(limiter: &Arc<Inner>, key: Arc<str>) -> Self {
+        limiter.borrowing.fetch_add(1, Ordering::SeqCst);
+        Self { limiter: Arc::clone(limiter), key, is_noted: false }
     }
 
-    /// Asks the store for a request and for `ahead` permits more. They are there for whoever comes next, whatever becomes of the
-    /// request.
-    async fn borrow(self, key: Arc<str>, ask: Ask, ahead: u64) -> Result<Decision, StoreError> {
-        let inner = &*self.0;
+    /// Asks the store for a request and for `ahead` permits more. The permits are there for the next requests, also if this one
+    /// was cancelled.
+    async fn borrow(mut self, ask: Ask, ahead: u64) -> Result<Decision, StoreError> {
+        let inner = &*self.limiter;
         // Closed since it was wished for: nobody would give it back.
         let (permits, parts) = inner.parts().map_or((0, 1), |parts| (ahead, parts));
         let wanted = Wanted { permits, parts, terms: inner.terms };
-        let answer = inner.store.borrow(&key, ask, wanted).await;
+        let answer = inner.store.borrow(&self.key, ask, wanted).await;
         let mut late = Vec::new();
-        inner.table.change(&key, |cell, stats| {
+        inner.table.change(&self.key, |cell, stats| {
             let now = inner.clock.exact_now();
             let Ok((decision, lent)) = &answer else { return cell.holding.failed(now, &inner.terms) };
             let denied = match decision.outcome {
@@ -334,6 +339,7 @@ impl Borrowing {
                 late = cell.give_up(now);
             }
         });
+        self.is_noted = true;
         inner.give_back(late).await;
         answer.map(|(decision, _)| decision)
     }
@@ -341,7 +347,11 @@ impl Borrowing {
 
 impl Drop for Borrowing {
     fn drop(&mut self) {
-        self.0.borrowing.fetch_sub(1, Ordering::SeqCst);
+        let Inner { table, clock, terms, borrowing, .. } = &*self.limiter;
+        if !self.is_noted {
+            table.change(&self.key, |cell, _| cell.holding.failed(clock.exact_now(), terms));
+        }
+        borrowing.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -141,7 +141,7 @@ impl Routes {
                 Ok(Ok(slots)) => match owners(slots, seed) {
                     Some(found) if !found.is_empty() => return Ok(found),
                     Some(_) | None => {
-                        StoreError::Unavailable { server: name, why: "it knows of no slots".into() }
+                        StoreError::Unreachable { server: name, why: "it knows of no slots".into() }
                     }
                 },
                 Ok(Err(error)) => connect_error(&error, &name),

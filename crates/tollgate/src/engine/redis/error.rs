@@ -12,7 +12,7 @@ pub enum StoreError {
     /// No answer in time. Whether it was decided is unknown; it counts as not admitted, and is not repeated.
     #[error("the store did not answer within {} ms", .0.as_micros().div_ceil(1_000))]
     Timeout(Duration),
-    /// There is no connection. Nothing was sent.
+    /// No connection can be opened, or no server is known for the key. Nothing was sent.
     #[error("no connection to {server}: {why}")]
     Unreachable {
         /// Which server.
@@ -35,8 +35,10 @@ pub enum StoreError {
         server: Arc<str>,
         /// The last failure.
         why: Arc<str>,
+        /// Whether the server can still be connected to, as far as is known.
+        reachable: bool,
     },
-    /// The server answers, but cannot decide now: loading, busy, out of memory, a replica, a cluster without quorum.
+    /// The server can be connected to, but cannot decide now: loading, busy, silent, out of memory, a replica.
     #[error("{server} cannot decide now: {why}")]
     Unavailable {
         /// Which server.
@@ -71,6 +73,9 @@ pub enum StoreError {
     /// The engine's driver has stopped, and with it the engine.
     #[error("the engine has stopped")]
     Stopped,
+    /// The call was ended by a panic. Whether it was decided is unknown, as with a timeout.
+    #[error("the call to the store was ended by a panic")]
+    Panicked,
 }
 
 impl StoreError {
@@ -87,11 +92,12 @@ impl StoreError {
             Self::Protocol(_) => "protocol",
             Self::Overloaded => "overloaded",
             Self::Stopped => "stopped",
+            Self::Panicked => "panicked",
         }
     }
 
     /// All of them, as metrics list them.
-    pub const CLASSES: [&'static str; 10] = [
+    pub const CLASSES: [&'static str; 11] = [
         "timeout",
         "unreachable",
         "interrupted",
@@ -102,12 +108,13 @@ impl StoreError {
         "protocol",
         "overloaded",
         "stopped",
+        "panicked",
     ];
 
     /// Whether the store may have taken permits all the same: the answer is what is missing.
     pub const fn may_have_run(&self) -> bool {
         match self {
-            Self::Timeout(_) | Self::Interrupted { .. } | Self::Protocol(_) => true,
+            Self::Timeout(_) | Self::Interrupted { .. } | Self::Protocol(_) | Self::Panicked => true,
             Self::Unreachable { .. }
             | Self::BreakerOpen { .. }
             | Self::Unavailable { .. }
@@ -118,9 +125,21 @@ impl StoreError {
         }
     }
 
-    /// Whether too much was asked at once: callers can bring that about by themselves, with a store that is well.
-    pub const fn is_overload(&self) -> bool {
-        matches!(self, Self::Timeout(_) | Self::Overloaded)
+    /// Whether the store can be connected to, as far as is known. Clients can bring such a failure about by overloading the
+    /// store, so it never lets requests through: a limit that fails open is decided locally.
+    pub const fn is_reachable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Refused { .. } => false,
+            Self::BreakerOpen { reachable, .. } => *reachable,
+            Self::Timeout(_)
+            | Self::Interrupted { .. }
+            | Self::Unavailable { .. }
+            | Self::Foreign { .. }
+            | Self::Protocol(_)
+            | Self::Overloaded
+            | Self::Stopped
+            | Self::Panicked => true,
+        }
     }
 
     pub(super) fn protocol(why: impl fmt::Display) -> Self {
@@ -189,20 +208,26 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
     if says("READONLY") || says("MASTERDOWN") {
         return Fault::Demoted(StoreError::Unavailable { server, why: text });
     }
-    const PASSING: [&str; 7] =
-        ["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "Script killed"];
+    // The cluster knows no owner of the slot.
+    if says("CLUSTERDOWN") {
+        return Fault::Answered(StoreError::Unreachable { server, why: text });
+    }
+    const PASSING: [&str; 6] = ["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "Script killed"];
     if PASSING.iter().any(|code| says(code)) {
         return Fault::Answered(StoreError::Unavailable { server, why: text });
     }
     Fault::Answered(StoreError::Protocol(text))
 }
 
-/// Why there is no connection.
+/// Why there is no connection. A server that answers with an error can be reached; so can one that is out of clients.
 pub(super) fn connect_error(error: &RedisError, server: &Arc<str>) -> StoreError {
-    let text: Arc<str> = describe(error).into();
-    match hint(&text) {
-        Some(hint) => StoreError::Refused { server: Arc::clone(server), why: text, hint },
-        None => StoreError::Unreachable { server: Arc::clone(server), why: text },
+    let (server, why): (_, Arc<str>) = (Arc::clone(server), describe(error).into());
+    match hint(&why) {
+        Some(hint) => StoreError::Refused { server, why, hint },
+        None if error.code().is_some() || why.contains("max number of clients") => {
+            StoreError::Unavailable { server, why }
+        }
+        None => StoreError::Unreachable { server, why },
     }
 }
 

@@ -23,6 +23,8 @@ struct Inner {
     breaker: Breaker,
     /// The last failure.
     why: Arc<str>,
+    /// Whether that failure left the server reachable.
+    reachable: bool,
     /// If it is open because the server was too slow: since when, and how long a prompt answer to something else is not
     /// believed.
     slow: Option<Slow>,
@@ -48,7 +50,7 @@ pub(super) struct Crossing {
 
 impl Fuse {
     pub(super) fn new(server: Arc<str>, config: BreakerConfig) -> Arc<Self> {
-        let inner = Inner { breaker: Breaker::new(config), why: "".into(), slow: None };
+        let inner = Inner { breaker: Breaker::new(config), why: "".into(), reachable: true, slow: None };
         Arc::new(Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) })
     }
 
@@ -110,7 +112,8 @@ impl Fuse {
     }
 
     fn refusal(&self, inner: &Inner) -> StoreError {
-        StoreError::BreakerOpen { server: Arc::clone(&self.server), why: Arc::clone(&inner.why) }
+        let (server, why) = (Arc::clone(&self.server), Arc::clone(&inner.why));
+        StoreError::BreakerOpen { server, why, reachable: inner.reachable }
     }
 
     fn now(&self) -> Timestamp {
@@ -130,6 +133,7 @@ impl Fuse {
         match changed {
             Some(BreakerState::Open) => {
                 inner.why = why.map_or_else(|| "".into(), |why| why.to_string().into());
+                inner.reachable = why.is_none_or(StoreError::is_reachable);
                 let doubt = inner.slow.map_or(DOUBT_MIN, |slow| DOUBT_MAX.min(slow.doubt * 2));
                 let is_slow = matches!(why, Some(StoreError::Timeout(_)));
                 inner.slow = is_slow.then(|| Slow { since: Instant::now(), doubt });
@@ -156,7 +160,9 @@ impl Crossing {
 
     /// It did not.
     pub(super) fn failed(mut self, why: &StoreError) {
-        self.settle(CallOutcome::Failed, Some(why));
+        let late = matches!(why, StoreError::Timeout(_));
+        let outcome = if late { CallOutcome::TimedOut } else { CallOutcome::Failed };
+        self.settle(outcome, Some(why));
     }
 
     fn settle(&mut self, outcome: CallOutcome, why: Option<&StoreError>) {

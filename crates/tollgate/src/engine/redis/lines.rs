@@ -264,6 +264,15 @@ impl Lines {
     }
 }
 
+impl Lines {
+    /// Frees a key whose call has ended without an answer. Its waiters are dropped, and learn that.
+    pub(super) fn abandon(&self, key: &LineKey) {
+        // Dropped after the lock: a waiter's task may be woken by it.
+        let abandoned = self.shard(&key.key).lock().lines.remove(key);
+        drop(abandoned);
+    }
+}
+
 impl Line {
     /// Those who wait, as far as their steps go together. Who has left meanwhile is not asked for.
     fn next_batch(&mut self, limit: &Limit) -> Batch {

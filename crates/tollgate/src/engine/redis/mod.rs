@@ -32,7 +32,7 @@ use tokio_util::sync::DropGuard;
 use tollgate_core::lease::Lease;
 use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Micros, Standing, Timestamp};
 
-use self::call::{Call, Leading};
+use self::call::{Call, Leading, Turn};
 pub use self::config::{LogStorage, RedisConfig, TlsConfig};
 pub use self::control::{ASSIGNED_MAX, AssignedTier, Control, News};
 pub use self::driver::RedisDriver;
@@ -68,6 +68,8 @@ pub struct RedisStats {
     pub remembered: u64,
     /// Calls that gave no decision, by [`StoreError::CLASSES`].
     pub failed: [u64; StoreError::CLASSES.len()],
+    /// Tasks of the driver that have panicked. Each was started again, or has answered its callers with an error.
+    pub panics: u64,
 }
 
 #[derive(Default)]
@@ -99,14 +101,14 @@ struct Inner {
     /// By which leases end: the time that is handed in, or this node's own.
     own_clock: Clock,
     counters: Counters,
-    /// By [`StoreError::CLASSES`]: when it was last said, and what.
+    /// By [`StoreError::CLASSES`]: one failure, and when it was noted.
     last_failures: [Mutex<Option<(Instant, StoreError)>>; StoreError::CLASSES.len()],
     limiters: AtomicU32,
     _stop: DropGuard,
 }
 
-/// Between two log lines of one reason.
-const SAY_EVERY: Duration = Duration::from_secs(10);
+/// How long a failure is reported by [`RedisEngine::recent_failures`].
+const KEEP_FOR: Duration = Duration::from_secs(10);
 
 impl RedisEngine {
     /// An engine, and the driver that must run for it to answer. Connecting is the driver's work: an unreachable store is no
@@ -122,7 +124,8 @@ impl RedisEngine {
         let routes = Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone());
         let presence = Presence::new();
         if config.count_nodes {
-            tasks.hand_over(Arc::clone(&presence).keep_up(Arc::clone(&routes)));
+            let (presence, routes) = (Arc::clone(&presence), Arc::clone(&routes));
+            tasks.keep_running(move || Arc::clone(&presence).keep_up(Arc::clone(&routes)));
         }
         let inner = Inner {
             routes,
@@ -178,7 +181,7 @@ impl RedisEngine {
     /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
     pub fn recent_failures(&self) -> Vec<StoreError> {
         let recent = |last: &Mutex<Option<(Instant, StoreError)>>| {
-            last.lock().as_ref().filter(|(said, _)| said.elapsed() < SAY_EVERY).map(|(_, why)| why.clone())
+            last.lock().as_ref().filter(|(noted, _)| noted.elapsed() < KEEP_FOR).map(|(_, why)| why.clone())
         };
         self.0.last_failures.iter().filter_map(recent).collect()
     }
@@ -207,20 +210,20 @@ impl RedisEngine {
             asked: read(&counters.asked),
             remembered: read(&counters.remembered),
             failed: counters.failed.each_ref().map(read),
+            panics: self.0.tasks.panics(),
         }
     }
 }
 
 impl Inner {
-    /// Counts a call that gave no decision, and says so: once for each reason in a while, however many there are.
+    /// Counts a call that gave no decision, and keeps one of each kind for health.
     fn count_failure(&self, error: &StoreError) {
         let Some(class) = StoreError::CLASSES.iter().position(|class| *class == error.class()) else {
             return;
         };
         self.counters.failed[class].fetch_add(1, Ordering::Relaxed);
         let mut last = self.last_failures[class].lock();
-        if last.as_ref().is_none_or(|(said, _)| said.elapsed() >= SAY_EVERY) {
-            tracing::warn!(reason = error.class(), "not decided: {error}");
+        if last.as_ref().is_none_or(|(noted, _)| noted.elapsed() >= KEEP_FOR) {
             *last = Some((Instant::now(), error.clone()));
         }
     }
@@ -354,6 +357,11 @@ impl RedisLimiter {
         }
     }
 
+    /// Whether the server of a key can be asked now.
+    pub(crate) fn is_available(&self, key: &str) -> bool {
+        self.inner.routes.is_available(self.inner.routes.slot(&self.key(key)))
+    }
+
     /// The engine that it belongs to.
     pub(crate) fn engine(&self) -> RedisEngine {
         RedisEngine(Arc::clone(&self.inner))
@@ -370,12 +378,20 @@ impl RedisLimiter {
         F: Future<Output = T> + Send + 'static,
         T: Send + 'static,
     {
-        Leading { call: Some(Box::pin(call)), tasks: self.inner.tasks.clone() }
+        Leading::new(call, self.inner.tasks.clone())
     }
 
     /// Lets the engine's driver run something that nobody waits for.
     pub(crate) fn hand_over(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.inner.tasks.hand_over(task);
+    }
+
+    /// Lets the engine's driver run a task until it ends, and start it again if it panics.
+    pub(crate) fn keep_running<F>(&self, task: impl Fn() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.inner.tasks.keep_running(task);
     }
 
     fn key(&self, key: &str) -> Arc<str> {
@@ -408,18 +424,17 @@ impl RedisLimiter {
             Entered::Lead => {
                 let line = LineKey { limiter: self.id, key };
                 let call = Call {
-                    inner: Arc::clone(&self.inner),
+                    turn: Turn::new(&self.inner, line),
                     limit: self.limit,
-                    line,
                     deadline: self.deadline,
                     distrust: self.distrust,
                 };
-                Leading { call: Some(Box::pin(call.lead(step, deadline))), tasks: self.inner.tasks.clone() }
-                    .await
+                self.leading(call.lead(step, deadline)).await
             }
             Entered::Wait(answer) => match within(deadline, answer).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(_)) => Err(StoreError::Stopped),
+                Ok(Err(_)) if self.inner.tasks.is_stopped() => Err(StoreError::Stopped),
+                Ok(Err(_)) => Err(StoreError::Panicked),
                 Err(_) => {
                     let late = StoreError::Timeout(self.deadline);
                     self.inner.count_failure(&late);

@@ -1,6 +1,7 @@
 //! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,13 +13,14 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo,
     RedisError, RedisResult, TlsCertificates, Value,
 };
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tollgate_core::{BreakerConfig, Timestamp};
 
 use super::error::{StoreError, connect_error, is_refusal};
-use super::fuse::Fuse;
+use super::fuse::{Crossing, Fuse};
 use super::script::{SCRIPTS, Script};
 use super::takeover::{Takeover, Takeovers};
 use super::url::Address;
@@ -56,6 +58,9 @@ const ASKED_FOR: Duration = Duration::from_secs(60);
 /// A connection that does not answer a PING within this is dead, whatever the system says. Longer than the pauses of a
 /// healthy server.
 const SILENCE_MAX: Duration = Duration::from_millis(500);
+/// A server that has not answered within this is tried with a second connection: one that is accepted shows that the server
+/// is busy or stopped, one that is not shows that it cannot be reached.
+const PROBE_AFTER: Duration = Duration::from_millis(100);
 /// How often a connection is asked whether it lives. One that has died while nobody asked is found before somebody does.
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How often it is while the server is left alone because it was too slow.
@@ -95,8 +100,8 @@ impl Entry {
     /// A connection, for whatever it is wanted.
     pub(super) async fn connect(&self, address: &Address) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.connect_timeout))
-            // Each call has its own deadline, which counts from before it was sent.
+            // The callers wait no longer than `connect_timeout`, and each call has its own deadline, which counts from before it was sent.
+            .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_COMMANDS);
         self.client(address)?.get_multiplexed_async_connection_with_config(&config).await
@@ -204,9 +209,26 @@ impl Node {
         self.asked.lock().is_some_and(|asked| asked.elapsed() < ASKED_FOR)
     }
 
+    fn lane_of(&self, hash: u64) -> usize {
+        (hash % self.lanes.len() as u64) as usize
+    }
+
+    /// Lets a call on keys of this hash through the breaker, or says why not. A connection that has failed since the breaker
+    /// opened is newer evidence of whether the server can be reached.
+    pub(super) fn permit(&self, hash: u64) -> Result<Crossing, StoreError> {
+        self.fuse.permit().map_err(|mut refusal| {
+            if let (StoreError::BreakerOpen { reachable, .. }, LaneState::Closed(why)) =
+                (&mut refusal, &*self.lanes[self.lane_of(hash)].state.read())
+            {
+                *reachable = why.is_reachable();
+            }
+            refusal
+        })
+    }
+
     /// A connection for keys of this hash, as soon as there is one.
     pub(super) async fn borrow(&self, hash: u64, deadline: Instant) -> Result<Borrowed, StoreError> {
-        let lane_number = (hash % self.lanes.len() as u64) as usize;
+        let lane_number = self.lane_of(hash);
         let lane = &self.lanes[lane_number];
         loop {
             let changed = lane.changed.notified();
@@ -228,9 +250,18 @@ impl Node {
                 }
             };
             if !matches!(timeout_at(deadline, opened).await, Ok(true)) {
-                let why = "it is being opened";
-                return Err(StoreError::Unreachable { server: Arc::clone(&self.name), why: why.into() });
+                return Err(self.opening(lane));
             }
+        }
+    }
+
+    /// Why there is no connection while one is being opened. A server that was connected before counts as reachable until an
+    /// attempt to connect again has failed.
+    fn opening(&self, lane: &Lane) -> StoreError {
+        let (server, why) = (Arc::clone(&self.name), "it is being opened".into());
+        match lane.opened.load(Ordering::Relaxed) {
+            0 => StoreError::Unreachable { server, why },
+            _ => StoreError::Unavailable { server, why },
         }
     }
 
@@ -242,35 +273,73 @@ impl Node {
     /// This connection is of no more use.
     pub(super) fn lost(&self, borrowed: &Borrowed) {
         let lane = &self.lanes[borrowed.lane];
-        if self.forget(lane, borrowed.number) {
+        if self.forget(lane, borrowed.number, LaneState::Opening) {
             lane.lost.notify_one();
         }
     }
 
-    /// Takes a connection out of use, unless somebody has done so before, and it was opened anew.
-    fn forget(&self, lane: &Lane, lost: u64) -> bool {
+    /// Takes a connection out of use, unless it was opened anew since.
+    fn forget(&self, lane: &Lane, lost: u64, instead: LaneState) -> bool {
         let mut state = lane.state.write();
         let current = matches!(&*state, LaneState::Open { number, .. } if *number == lost);
         if current {
-            *state = LaneState::Opening;
+            *state = instead;
             self.doubt.notify_one();
         }
         current
     }
 
+    /// Waits for an answer of the server. Without one in time, the error says whether the server still accepts connections.
+    async fn answered<T>(&self, within: Duration, answer: impl Future<Output = T>) -> Result<T, StoreError> {
+        let probe = async {
+            sleep(PROBE_AFTER).await;
+            self.accepts_connections().await
+        };
+        let (mut answer, mut probe) = (pin!(timeout(within, answer)), pin!(probe));
+        let mut accepts = false;
+        let mut probed = false;
+        loop {
+            tokio::select! {
+                answered = answer.as_mut() => match answered {
+                    Ok(answered) => return Ok(answered),
+                    Err(_) => break,
+                },
+                it = probe.as_mut(), if !probed => (accepts, probed) = (it, true),
+            }
+        }
+        let (server, silence) =
+            (Arc::clone(&self.name), format!("no answer within {} ms", within.as_millis()));
+        match accepts {
+            true => {
+                let tls = if self.entry.tls { " (does it speak TLS at this port?)" } else { "" };
+                Err(StoreError::Unavailable { server, why: format!("{silence}{tls}").into() })
+            }
+            false => {
+                let why = format!("{silence}, and it accepts no other connection").into();
+                Err(StoreError::Unreachable { server, why })
+            }
+        }
+    }
+
+    async fn accepts_connections(&self) -> bool {
+        match &self.address {
+            Address::Tcp { host, port } => TcpStream::connect((host.as_str(), *port)).await.is_ok(),
+            Address::Unix(path) => UnixStream::connect(path).await.is_ok(),
+        }
+    }
+
     /// Whether any connection is open and calls go through, or why not.
     pub(super) fn health(&self) -> Result<(), StoreError> {
         self.fuse.health()?;
-        let mut why =
-            StoreError::Unreachable { server: Arc::clone(&self.name), why: "it is being opened".into() };
+        let mut why = None;
         for lane in &self.lanes {
             match &*lane.state.read() {
                 LaneState::Open { .. } => return Ok(()),
-                LaneState::Closed(closed) => why = closed.clone(),
+                LaneState::Closed(closed) => why = Some(closed.clone()),
                 LaneState::Opening => {}
             }
         }
-        Err(why)
+        Err(why.unwrap_or_else(|| self.opening(&self.lanes[0])))
     }
 
     /// What a command must know of the server.
@@ -360,19 +429,21 @@ impl Node {
                 ping.arg("PING");
                 single(connection.send_packed_command(&ping).await).map(drop)
             };
-            // A server that answers with an error lives.
-            let dead = match timeout(SILENCE_MAX, lives).await {
+            let dead = match self.answered(SILENCE_MAX, lives).await {
                 Ok(Ok(())) => {
                     if asked.elapsed() <= self.entry.patience {
                         self.fuse.prompt();
                     }
-                    false
+                    None
                 }
-                Ok(Err(error)) => error.is_io_error() || error.is_connection_dropped(),
-                Err(_) => true,
+                // A server that answers with an error lives.
+                Ok(Err(error)) => {
+                    (error.is_io_error() || error.is_connection_dropped()).then_some(LaneState::Opening)
+                }
+                Err(silent) => Some(LaneState::Closed(silent)),
             };
-            if dead {
-                self.forget(lane, number);
+            if let Some(instead) = dead {
+                self.forget(lane, number, instead);
                 return;
             }
         }
@@ -395,15 +466,9 @@ impl Node {
             self.warn_of_eviction(&mut connection).await;
             Ok(connection)
         };
-        match timeout(self.entry.connect_timeout, opening).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(connect_error(&error, &self.name)),
-            Err(_) => {
-                let tls = if self.entry.tls { " (does it speak TLS at this port?)" } else { "" };
-                let why = format!("no answer within {} ms{tls}", self.entry.connect_timeout.as_millis());
-                Err(StoreError::Unreachable { server: Arc::clone(&self.name), why: why.into() })
-            }
-        }
+        self.answered(self.entry.connect_timeout, opening)
+            .await?
+            .map_err(|error| connect_error(&error, &self.name))
     }
 
     async fn expect_primary(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {

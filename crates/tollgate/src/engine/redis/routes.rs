@@ -98,14 +98,22 @@ impl Routes {
                 }
             }
             Shape::Sentinel { master } => {
-                routes.tasks.hand_over(Arc::clone(&routes).keep_looking());
-                for sentinel in routes.seeds.clone() {
-                    routes.tasks.hand_over(Arc::clone(&routes).watch_switches(sentinel, master.clone()));
+                routes.look_for_servers();
+                for sentinel in &routes.seeds {
+                    let (this, sentinel, master) = (Arc::clone(&routes), sentinel.clone(), master.clone());
+                    routes.tasks.keep_running(move || {
+                        Arc::clone(&this).watch_switches(sentinel.clone(), master.clone())
+                    });
                 }
             }
-            Shape::Cluster => routes.tasks.hand_over(Arc::clone(&routes).keep_looking()),
+            Shape::Cluster => routes.look_for_servers(),
         }
         routes
+    }
+
+    fn look_for_servers(self: &Arc<Self>) {
+        let this = Arc::clone(self);
+        self.tasks.keep_running(move || Arc::clone(&this).keep_looking());
     }
 
     /// The slot of a key in this store.
@@ -121,6 +129,13 @@ impl Routes {
             ([], None) => Err(self.not_yet()),
             (nodes, _) => nodes.iter().try_for_each(|node| node.health()),
         }
+    }
+
+    /// Whether the server of a slot is known and can be asked.
+    pub(super) fn is_available(&self, slot: u16) -> bool {
+        let table = self.table.read();
+        let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
+        table.nodes.get(usize::from(number)).is_some_and(|node| node.health().is_ok())
     }
 
     /// The servers that are known, and what their breakers do.
@@ -160,7 +175,7 @@ impl Routes {
             let crossing = match held.take() {
                 Some(crossing) => crossing,
                 // Where no call goes through, or there is no connection, there may be another owner by now.
-                None => at.fuse.permit().inspect_err(|_| self.doubt.notify_one())?,
+                None => at.permit(hash).inspect_err(|_| self.doubt.notify_one())?,
             };
             let mut borrowed = match at.borrow(hash, deadline).await {
                 Ok(borrowed) => borrowed,
@@ -267,7 +282,7 @@ impl Routes {
                     return Err(why);
                 }
                 (Fault::Answered(why), _) => {
-                    if matches!(why, StoreError::Unavailable { .. }) {
+                    if matches!(why, StoreError::Unavailable { .. } | StoreError::Unreachable { .. }) {
                         self.doubt.notify_one();
                     }
                     why
@@ -344,7 +359,8 @@ impl Routes {
         }
         let node = Arc::new(Node::new(address.clone(), Arc::clone(&self.entry), Arc::clone(&self.doubt)));
         for lane in 0..node.lanes() {
-            self.tasks.hand_over(Arc::clone(&node).keep_open(lane));
+            let node = Arc::clone(&node);
+            self.tasks.keep_running(move || Arc::clone(&node).keep_open(lane));
         }
         table.nodes.push(Arc::clone(&node));
         node
@@ -401,9 +417,9 @@ impl Routes {
         }
         table.slots = slots;
         // A slot without owner is told apart from a store that is still being found.
-        table.why = Some(StoreError::Unavailable {
+        table.why = Some(StoreError::Unreachable {
             server: "the cluster".into(),
-            why: "nobody has this slot".into(),
+            why: "no server owns this slot".into(),
         });
         self.changed.notify_waiters();
     }

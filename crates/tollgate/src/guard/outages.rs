@@ -1,0 +1,99 @@
+//! Log lines about outages: the first failure of a cause at once, then at most one a second, and the end with its duration.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::engine::redis::StoreError;
+
+/// Between two log lines of one cause.
+const LOG_EVERY: Duration = Duration::from_secs(1);
+/// An outage is over when no check has failed for so long: a store that stutters would log its recovery at each stutter.
+const OVER_AFTER: Duration = Duration::from_secs(1);
+
+/// The outage under way, if there is one.
+#[derive(Default)]
+pub(super) struct Outages(Mutex<Option<Outage>>);
+
+struct Outage {
+    begun: Instant,
+    last: Instant,
+    /// Checks that the store did not decide.
+    checks: u64,
+    /// By [`StoreError::CLASSES`].
+    causes: [Cause; StoreError::CLASSES.len()],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Cause {
+    logged: Option<Instant>,
+    /// Checks since then that have no log line.
+    left_out: u64,
+}
+
+impl Outages {
+    /// Notes a check that the store did not decide, and logs it unless its cause was logged just now.
+    pub(super) fn note(&self, rule: &str, key: &str, why: &StoreError) {
+        if let Some(left_out) = self.count(why, Instant::now()) {
+            tracing::error!(cause = why.class(), rule, key, left_out, "the store gave no decision: {why}");
+        }
+    }
+
+    /// Counts a failure. Returns how many of its cause were left out since the last log line, if it is time for another.
+    fn count(&self, why: &StoreError, now: Instant) -> Option<u64> {
+        let mut outage = self.0.lock();
+        let outage = outage.get_or_insert_with(|| Outage {
+            begun: now,
+            last: now,
+            checks: 0,
+            causes: [Cause::default(); StoreError::CLASSES.len()],
+        });
+        outage.last = now;
+        outage.checks += 1;
+        let class = StoreError::CLASSES.iter().position(|class| *class == why.class())?;
+        let cause = &mut outage.causes[class];
+        if cause.logged.is_some_and(|logged| now - logged < LOG_EVERY) {
+            cause.left_out += 1;
+            return None;
+        }
+        cause.logged = Some(now);
+        Some(std::mem::take(&mut cause.left_out))
+    }
+
+    /// Logs the end of the outage, once the store is well and no check has failed for a while.
+    pub(super) fn end(&self) {
+        if let Some((lasted, checks)) = self.ended(Instant::now()) {
+            let duration_ms = lasted.as_millis() as u64;
+            tracing::info!(duration_ms, checks, "the store decides again");
+        }
+    }
+
+    /// How long the outage lasted, from its first to its last failed check, and how many failed.
+    fn ended(&self, now: Instant) -> Option<(Duration, u64)> {
+        let mut outage = self.0.lock();
+        let ended = outage.take_if(|it| now - it.last >= OVER_AFTER)?;
+        Some((ended.last - ended.begun, ended.checks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_is_logged_at_once_and_then_once_a_second_with_the_number_left_out() {
+        let (outages, start) = (Outages::default(), Instant::now());
+        let after = |ms| start + Duration::from_millis(ms);
+        let (late, full) = (StoreError::Timeout(Duration::ZERO), StoreError::Overloaded);
+        assert_eq!(outages.count(&late, after(0)), Some(0));
+        assert_eq!([1, 2, 999].map(|ms| outages.count(&late, after(ms))), [None; 3]);
+        assert_eq!(outages.count(&full, after(3)), Some(0), "another cause has its own line");
+        assert_eq!(outages.count(&late, after(1_000)), Some(3));
+        assert_eq!(outages.count(&late, after(2_000)), Some(0));
+        assert_eq!(outages.ended(after(2_999)), None);
+        assert_eq!(outages.ended(after(3_000)), Some((Duration::from_millis(2_000), 7)));
+        assert_eq!(outages.ended(after(9_000)), None, "the end is logged once");
+        assert_eq!(outages.count(&late, after(9_001)), Some(0), "another outage begins anew");
+    }
+}
