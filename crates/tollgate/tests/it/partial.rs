@@ -46,11 +46,12 @@ fn debts_to_a_dead_server_hold_up_no_others_and_cost_no_calls() {
             })
             .await;
         }
-        assert!(guard.stats().debt >= 80);
+        // All but the first few, of which it is unknown whether the store has taken them.
+        assert!(guard.stats().debt >= 60, "{:?}", guard.stats());
         cluster.node(well).cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
         let GuardStats { debt, .. } = guard.stats();
         until("the debts to the server that is back are settled", async || {
-            guard.stats().debt_settled >= 40 && guard.stats().debt < debt
+            guard.stats().debt_settled >= 30 && guard.stats().debt <= debt - 30
         })
         .await;
         // Every decision by the other server used to be a reason to try all debts to the dead one again.

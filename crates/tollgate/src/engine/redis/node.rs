@@ -61,6 +61,8 @@ const SILENCE_MAX: Duration = Duration::from_millis(500);
 /// A server that has not answered within this is tried with a second connection: one that is accepted shows that the server
 /// is busy or stopped, one that is not shows that it cannot be reached.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
+/// For that second connection. With the time before it, as long as a connection may be silent.
+const PROBE_FOR: Duration = Duration::from_millis(400);
 /// How often a connection is asked whether it lives. One that has died while nobody asked is found before somebody does.
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How often it is while the server is left alone because it was too slow.
@@ -149,6 +151,18 @@ enum LaneState {
     },
     /// The last attempt has failed: callers are told why at once.
     Closed(StoreError),
+}
+
+impl Lane {
+    /// Tells callers why there is no connection, unless they were told already.
+    fn close_if_opening(&self, why: StoreError) {
+        let mut state = self.state.write();
+        if matches!(*state, LaneState::Opening) {
+            *state = LaneState::Closed(why);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
 }
 
 /// What a command must know of the server that it goes to.
@@ -293,20 +307,24 @@ impl Node {
     async fn answered<T>(&self, within: Duration, answer: impl Future<Output = T>) -> Result<T, StoreError> {
         let probe = async {
             sleep(PROBE_AFTER).await;
-            self.accepts_connections().await
+            timeout(PROBE_FOR, self.accepts_connections()).await.unwrap_or(false)
         };
         let (mut answer, mut probe) = (pin!(timeout(within, answer)), pin!(probe));
-        let mut accepts = false;
-        let mut probed = false;
-        loop {
+        let mut probed = None;
+        let answered = loop {
             tokio::select! {
-                answered = answer.as_mut() => match answered {
-                    Ok(answered) => return Ok(answered),
-                    Err(_) => break,
-                },
-                it = probe.as_mut(), if !probed => (accepts, probed) = (it, true),
+                answered = answer.as_mut() => break answered,
+                accepts = probe.as_mut(), if probed.is_none() => probed = Some(accepts),
             }
+        };
+        if let Ok(answered) = answered {
+            return Ok(answered);
         }
+        // A process that was held up finds both timers over at the same time, and has not tried yet.
+        let accepts = match probed {
+            Some(accepts) => accepts,
+            None => probe.await,
+        };
         let (server, silence) =
             (Arc::clone(&self.name), format!("no answer within {} ms", within.as_millis()));
         match accepts {
@@ -319,6 +337,21 @@ impl Node {
                 Err(StoreError::Unreachable { server, why })
             }
         }
+    }
+
+    /// What the server says to a client that says nothing, before it hangs up: that it has no room for another one. A client that
+    /// says something is often cut off before it can read that.
+    async fn refusal_of_strangers(&self) -> Option<String> {
+        let Address::Tcp { host, port } = &self.address else { return None };
+        let listen = async {
+            let stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
+            let mut said = [0; 64];
+            stream.readable().await.ok()?;
+            let length = stream.try_read(&mut said).ok()?;
+            let said = String::from_utf8_lossy(&said[..length]).trim().to_owned();
+            said.contains("max number of clients").then_some(said)
+        };
+        timeout(PROBE_AFTER, listen).await.ok().flatten()
     }
 
     async fn accepts_connections(&self) -> bool {
@@ -386,9 +419,7 @@ impl Node {
                         continue;
                     }
                     let why = "it was lost as soon as it was opened".into();
-                    let server = Arc::clone(&self.name);
-                    *lane.state.write() = LaneState::Closed(StoreError::Unreachable { server, why });
-                    lane.changed.notify_waiters();
+                    lane.close_if_opening(StoreError::Unavailable { server: Arc::clone(&self.name), why });
                     sleep(jittered(pause)).await;
                     pause = PAUSE_MAX.min(pause * 2);
                 }
@@ -464,11 +495,18 @@ impl Node {
             self.probe_clock(&mut connection).await?;
             self.look_at_history(&mut connection).await;
             self.warn_of_eviction(&mut connection).await;
-            Ok(connection)
+            RedisResult::Ok(connection)
         };
-        self.answered(self.entry.connect_timeout, opening)
-            .await?
-            .map_err(|error| connect_error(&error, &self.name))
+        let error = match self.answered(self.entry.connect_timeout, opening).await? {
+            Ok(connection) => return Ok(connection),
+            Err(error) => error,
+        };
+        if error.is_connection_dropped()
+            && let Some(why) = self.refusal_of_strangers().await
+        {
+            return Err(StoreError::Unavailable { server: Arc::clone(&self.name), why: why.into() });
+        }
+        Err(connect_error(&error, &self.name))
     }
 
     async fn expect_primary(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
