@@ -78,12 +78,20 @@ pub struct Finding {
     pub timeline: String,
     /// What the nodes had to say about it.
     pub warnings: Vec<String>,
+    /// How many milliseconds late a timer was in the run before this one, if the row was repeated for it.
+    pub repeated_after: Option<u64>,
 }
 
 impl Finding {
     /// Whether all claims hold.
     pub fn holds(&self) -> bool {
         self.claims.iter().all(|claim| claim.holds)
+    }
+
+    /// Whether all that was missed is how fast it was.
+    pub(crate) fn misses_speed_only(&self) -> bool {
+        let mut missed = self.claims.iter().filter(|claim| !claim.holds).peekable();
+        missed.peek().is_some() && missed.all(|claim| claim.kind == Kind::Measure)
     }
 }
 
@@ -218,6 +226,13 @@ impl Judge {
         if denials > 0 {
             self.note("denied by the store, which writes nothing", denials);
         }
+    }
+
+    /// Nobody was let through unseen: what the store did not decide in time was decided by the node alone.
+    pub(crate) fn none_open(&mut self, from: u64, to: u64) {
+        let open = self.between(from, to).filter(|it| it.ground == Ground::Open).count();
+        let local = self.between(from, to).filter(|it| it.ground == Ground::Local).count();
+        self.decision("none let through (`open`)", format!("{open}; {local} decided locally"), open == 0);
     }
 
     /// Nothing was to be noticed: everything was decided by the store, while the machine itself was not held up for longer than
@@ -358,10 +373,22 @@ impl Judge {
             .map(|(at, what)| format!("{:.3} s {what}", (at - zero) as f64 / 1e6))
             .collect();
         let timeline = format!("seed {}: {}", self.run.seed, times.join("; "));
-        let mut warnings: Vec<_> =
-            self.run.logs.lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect();
+        let mut warnings: Vec<_> = self
+            .run
+            .logs
+            .lines()
+            .filter(|line| line.contains("WARN") || line.contains("ERROR"))
+            .map(str::to_owned)
+            .collect();
         warnings.truncate(WARNINGS_MAX);
-        Finding { row: row.to_owned(), fault: fault.to_owned(), claims: self.claims, timeline, warnings }
+        Finding {
+            row: row.to_owned(),
+            fault: fault.to_owned(),
+            claims: self.claims,
+            timeline,
+            warnings,
+            repeated_after: None,
+        }
     }
 }
 

@@ -137,7 +137,11 @@ fn print_table(findings: &[Finding]) {
         };
         let expected: Vec<_> = shown().map(|claim| claim.expected.as_str()).collect();
         let measured: Vec<_> = shown().map(|claim| claim.measured.as_str()).collect();
-        let pass = if finding.holds() { "yes" } else { "NO" };
+        let pass = match (finding.holds(), finding.repeated_after) {
+            (true, None) => "yes".to_owned(),
+            (true, Some(late)) => format!("yes, repeated: a timer was {late} ms late"),
+            (false, _) => "NO".to_owned(),
+        };
         println!(
             "| {} | {} | {} | {} | {pass} |",
             finding.row,

@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -67,6 +68,8 @@ pub(crate) struct Rig {
     pub(crate) nodes: Vec<Node>,
     worker: Process,
     records: PathBuf,
+    /// A second program that embeds the library, and where its records go.
+    flood: Option<(Process, PathBuf)>,
     load: Load,
     timeline: Vec<(u64, String)>,
     before: Vec<(u32, Usage)>,
@@ -122,15 +125,14 @@ impl Rig {
         let nodes: Vec<_> =
             (0..NODES).map(|number| Node::start(directory.path(), number, store, &setup)).collect();
         let records = directory.path().join("records");
-        let mut worker = program("worker");
-        worker.args(["--store", store, "--rate", &setup.rate.to_string(), "--seed", &setup.seed.to_string()]);
-        worker.arg("--out").arg(&records);
+        let mut worker = worker(store, setup.rate, setup.seed, &records);
         worker.envs(setup.environment.iter().cloned());
         let worker = Process::start_with_log(&worker, &directory.path().join("worker.log"));
         let addresses: Vec<_> = nodes.iter().map(|node| node.address).collect();
         let load = Load::start(&addresses, setup.seed);
         let (timeline, seed) = (Vec::new(), setup.seed);
-        let mut rig = Self { nodes, worker, records, load, timeline, before: Vec::new(), directory, seed };
+        let (flood, before) = (None, Vec::new());
+        let mut rig = Self { nodes, worker, records, flood, load, timeline, before, directory, seed };
         rig.mark("load begins");
         wait_at_most(Duration::from_secs(60), "the nodes know of each other", || {
             rig.nodes.iter().all(|node| node.counts() == Some(SHARERS))
@@ -152,6 +154,23 @@ impl Rig {
         std::thread::sleep(time);
     }
 
+    /// Starts a second program that embeds the library: it makes so many checks a second on keys of which each is asked for once.
+    pub(crate) fn start_flood(&mut self, store: &str, rate: u64) {
+        let records = self.directory.path().join("flood");
+        let mut flood = worker(store, rate, self.seed + 1, &records);
+        flood.arg("--new-keys");
+        let log = self.directory.path().join("flood.log");
+        self.flood = Some((Process::start_with_log(&flood, &log), records));
+    }
+
+    /// Ends it. Returns what became of its checks.
+    pub(crate) fn end_flood(&mut self) -> Vec<Record> {
+        let Some((mut flood, records)) = self.flood.take() else { return Vec::new() };
+        flood.terminate();
+        flood.wait_for_end(Duration::from_secs(20));
+        read_records(&records).0
+    }
+
     fn usage(&self) -> Vec<(u32, Usage)> {
         let nodes = self.nodes.iter().map(|node| node.process.id());
         nodes.chain([self.worker.id()]).filter(|id| is_alive(*id)).map(|id| (id, Usage::of(id))).collect()
@@ -164,14 +183,8 @@ impl Rig {
         let mut records = self.load.finish();
         self.worker.terminate();
         let worker_exit = self.worker.wait_for_end(Duration::from_secs(10));
-        let written = std::fs::read_to_string(&self.records).unwrap_or_default();
-        let mut summary = None;
-        for line in written.lines() {
-            match serde_json::from_str::<Record>(line) {
-                Ok(record) => records.push(record),
-                Err(_) => summary = serde_json::from_str(line).ok(),
-            }
-        }
+        let (decided, summary) = read_records(&self.records);
+        records.extend(decided);
         records.sort_by_key(|record| record.at_us);
         let mut logs = std::fs::read_to_string(self.directory.path().join("worker.log")).unwrap_or_default();
         let mut exits = vec![worker_exit];
@@ -194,6 +207,27 @@ impl Rig {
             seed: self.seed,
         }
     }
+}
+
+/// A program that embeds the library.
+fn worker(store: &str, rate: u64, seed: u64, records: &Path) -> Command {
+    let mut worker = program("worker");
+    worker.args(["--store", store, "--rate", &rate.to_string(), "--seed", &seed.to_string()]);
+    worker.arg("--out").arg(records);
+    worker
+}
+
+/// What a program that embeds the library has written: its records, and at the end its summary.
+fn read_records(path: &Path) -> (Vec<Record>, Option<Summary>) {
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    let (mut records, mut summary) = (Vec::new(), None);
+    for line in written.lines() {
+        match serde_json::from_str::<Record>(line) {
+            Ok(record) => records.push(record),
+            Err(_) => summary = serde_json::from_str(line).ok(),
+        }
+    }
+    (records, summary)
 }
 
 /// What a node answers to one request on a connection of its own, if it does.

@@ -30,6 +30,9 @@ pub struct Worker {
     /// Draws the same keys again.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Each key is asked for once.
+    #[arg(long)]
+    new_keys: bool,
 }
 
 /// What is written at the end, after the records.
@@ -43,6 +46,8 @@ pub(crate) struct Summary {
     pub(crate) ticks_us: Vec<(u64, u64)>,
 }
 
+/// Beyond the keys that are drawn.
+const FIRST_NEW_KEY: u32 = 1_000_000;
 /// Checks are drawn and sent once in so long.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -89,7 +94,10 @@ impl Worker {
             let due = (start.elapsed().as_micros() as u64 * self.rate) / 1_000_000;
             while sent < due {
                 sent += 1;
-                let (limit, key) = traffic.next();
+                let (limit, mut key) = traffic.next();
+                if self.new_keys {
+                    key = FIRST_NEW_KEY + sent as u32;
+                }
                 let (limiters, records) = (Arc::clone(&limiters), Arc::clone(&records));
                 tokio::spawn(async move {
                     let record = decide(&limiters[usize::from(limit)], limit, key).await;

@@ -41,6 +41,7 @@ rows! {
     slots_move_under_load "9"
     scripts_are_forgotten_all_the_time "11"
     the_store_is_out_of_memory "12"
+    new_keys_fill_the_store "12b"
     the_store_is_busy_with_a_script "13"
     the_user_loses_a_privilege "14a"
     the_password_changes "14b"
@@ -64,4 +65,7 @@ rows! {
     nodes_with_leases_are_told_to_stop "28d"
     eight_nodes_with_leases "31a"
     eight_nodes_with_fast_leases "31b"
+    a_client_overloads_the_store "32a"
+    the_machine_is_saturated "32b"
+    clients_leave_before_they_are_answered "33"
 }

@@ -1,14 +1,21 @@
 //! The rows of the matrix, each a fault and what is promised of it.
 
+mod cancelled; // clients that leave
 mod clock; // clocks that jump
 mod cluster; // primaries and slots of a cluster
 mod hot; // one key, far more often than it can be admitted
 mod lease; // nodes that borrow
 mod network; // links that are slow, silent or gone
 mod node; // the nodes themselves
+mod overload; // more work than can be done
 mod policy; // policies that change
 mod sentinel; // primaries that change
 mod server; // one server that dies, stands still, refuses or forgets
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::Finding;
 use crate::judge::{Cause, Judge};
@@ -25,8 +32,21 @@ pub struct Row {
 }
 
 impl Row {
-    /// Brings the fault about under load that a seed draws, and judges every decision.
+    /// Brings the fault about under load that a seed draws, and judges every decision. Where only speed was missed while a timer
+    /// of this process was late, that was the machine: the row runs once more, and its finding says so.
     pub fn run(&self, pace: Pace, seed: u64) -> Option<Finding> {
+        let timer = LateTimer::start();
+        let finding = self.run_once(pace, seed)?;
+        let late = timer.stop();
+        if late < LATE || !finding.misses_speed_only() {
+            return Some(finding);
+        }
+        eprintln!("row {}: a timer was {} ms late; once more", self.id, late.as_millis());
+        let again = self.run_once(pace, seed)?;
+        Some(Finding { repeated_after: Some(late.as_millis() as u64), ..again })
+    }
+
+    fn run_once(&self, pace: Pace, seed: u64) -> Option<Finding> {
         let played = std::panic::catch_unwind(|| (self.run)(pace, seed));
         let judge = played.unwrap_or_else(|_| {
             // A store that does not do what it is told to: the row was not run, and that is a failure too.
@@ -35,6 +55,38 @@ impl Row {
             Some(judge)
         });
         Some(judge?.finish(self.id, self.fault))
+    }
+}
+
+/// A timer that is later than this says that the machine was busy with other work: half a deadline.
+const LATE: Duration = Duration::from_millis(5);
+
+/// A thread that waits for a millisecond, again and again, and notes how late it is woken.
+struct LateTimer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl LateTimer {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let wait = Duration::from_millis(1);
+            let mut latest = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                std::thread::sleep(wait);
+                latest = latest.max(start.elapsed().saturating_sub(wait));
+            }
+            latest
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
     }
 }
 
@@ -67,6 +119,7 @@ pub const ALL: &[Row] = rows! {
     "10" "two of three primaries killed" cluster::majority_lost;
     "11" "SCRIPT FLUSH every 10 ms" server::flushed;
     "12" "maxmemory 1, noeviction (OOM)" server::out_of_memory;
+    "12b" "a flood of new keys fills the store, noeviction" overload::filled;
     "13" "a script that does not end (BUSY)" server::busy;
     "14a" "the user loses a privilege" server::without_privilege;
     "14b" "the password is another one, connections are closed" server::with_another_password;
@@ -92,7 +145,7 @@ pub const ALL: &[Row] = rows! {
     "22a" "kill -9 of a node with leases" lease::killed;
     "22b" "SIGSTOP of a node with leases, for two lease times" lease::stopped;
     "23" "64 files for each node, and 200 idle connections" node::out_of_files;
-    "26" "one key asked 500,000 times a second in process" hot::asked;
+    "26" "one key asked at 60% of the rate that this machine can do" hot::asked;
     "27" "100 policies pushed under load, every fifth with a mistake" policy::pushed;
     "28a" "SIGTERM of a node under load" node::terminated;
     "28b" "SIGTERM twice" node::terminated_twice;
@@ -100,6 +153,9 @@ pub const ALL: &[Row] = rows! {
     "28d" "SIGTERM of nodes with leases" lease::given_back;
     "31a" "eight nodes with leases, one killed, two stopped for a while" lease::eight_lease;
     "31b" "the same with lease_fast" lease::eight_lease_fast;
+    "32a" "a client makes more checks than the store can decide" overload::flooded;
+    "32b" "seven processes keep the machine's two cores busy" overload::saturated;
+    "33" "clients leave while limits in three slots are being taken from" cancelled::disconnected;
 };
 
 /// When the parts of a run began.

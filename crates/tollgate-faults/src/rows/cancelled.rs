@@ -1,0 +1,84 @@
+//! Requests with limits in several slots of a cluster, whose clients leave before they are answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::{Check, Limit, RedisConfig, RedisEngine, RedisLimiter, TokenBucket};
+use tollgate_testkit::{Cluster, Random};
+
+use crate::judge::Judge;
+use crate::rig::Pace;
+
+/// Requests, and how many are under way at the same time.
+const REQUESTS: u64 = 20_000;
+const AT_ONCE: u64 = 50;
+/// The longest that a client waits before it leaves: about as long as an answer takes.
+const PATIENCE_US: u64 = 3_000;
+/// More than is asked for, and hardly anything flows back.
+const PERMITS: u64 = 1_000_000;
+/// Keys of three slots, one for each primary of the cluster: `a`, `b` and `c` have none of these in common.
+const KEYS: [&str; 3] = ["{a}", "{b}", "{c}"];
+
+pub(super) fn disconnected(_: Pace, seed: u64) -> Option<Judge> {
+    let cluster = Cluster::start();
+    let mut judge = Judge::bare(seed);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().ok()?;
+    let (admitted, left, consumed) = runtime.block_on(ask(&cluster, seed));
+    judge.note("requests", format!("{admitted} admitted, {left} left before their answer"));
+    judge.decision(
+        "each limit consumed by admitted requests only",
+        format!("{consumed:?} consumed"),
+        consumed == [admitted; 3] && left > 0 && admitted > 0,
+    );
+    Some(judge)
+}
+
+/// How many requests were admitted, how many were left, and what each limit has consumed in the end.
+async fn ask(cluster: &Cluster, seed: u64) -> (u64, u64, [u64; 3]) {
+    let mut config = RedisConfig::new(cluster.url().parse().expect("a store"));
+    // An answer that comes too late is not the subject here.
+    config.deadline = Duration::from_secs(10);
+    let (engine, driver) = RedisEngine::new(config);
+    tokio::spawn(driver.run());
+    let limit =
+        TokenBucket::new(PERMITS, "1/1h".parse().expect("a rate")).expect("a limit that can be exact");
+    let limiter = engine.limiter("token_bucket", Limit::TokenBucket(limit));
+    let _ = engine.connected(Duration::from_secs(10)).await;
+    let (engine, limiter) = (Arc::new(engine), Arc::new(limiter));
+    let clients = (0..AT_ONCE).map(|client| {
+        let (engine, limiter) = (Arc::clone(&engine), Arc::clone(&limiter));
+        tokio::spawn(request(engine, limiter, Random::new(seed ^ client << 32)))
+    });
+    let (mut admitted, mut left) = (0, 0);
+    for client in clients.collect::<Vec<_>>() {
+        let (more_admitted, more_left) = client.await.unwrap_or_default();
+        (admitted, left) = (admitted + more_admitted, left + more_left);
+    }
+    // What was under way is given back as soon as the store has answered.
+    let mut consumed = [0; 3];
+    for _ in 0..100 {
+        for (consumed, key) in consumed.iter_mut().zip(KEYS) {
+            *consumed = PERMITS - limiter.remaining(key).await.unwrap_or(0);
+        }
+        if consumed == [admitted; 3] {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    (admitted, left, consumed)
+}
+
+/// One client: some of its requests are admitted, others are left.
+async fn request(engine: Arc<RedisEngine>, limiter: Arc<RedisLimiter>, mut random: Random) -> (u64, u64) {
+    let (mut admitted, mut left) = (0, 0);
+    for _ in 0..REQUESTS / AT_ONCE {
+        let patience = Duration::from_micros(random.below(PATIENCE_US));
+        let checks = KEYS.map(|key| Check::of(&*limiter, key, 1));
+        match tokio::time::timeout(patience, engine.acquire_all(&checks)).await {
+            Ok(Ok(decisions)) => admitted += u64::from(decisions.iter().all(|it| it.is_admitted())),
+            Ok(Err(_)) => {}
+            Err(_) => left += 1,
+        }
+    }
+    (admitted, left)
+}
