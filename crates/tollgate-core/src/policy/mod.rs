@@ -20,7 +20,7 @@ use self::index::Index;
 pub use self::matching::{Match, Network, Source, ValueCondition};
 use self::pattern::Parameters;
 pub use self::pattern::{Glob, PathPattern, PatternError, PlainPath, SEGMENTS_MAX, is_name};
-pub use self::request::{Descriptors, Fields};
+pub use self::request::{Descriptors, Fields, IdentityKind};
 pub use self::subject::{KeyPart, KeySpec};
 pub use self::tier::Family;
 use crate::limit::Limit;
