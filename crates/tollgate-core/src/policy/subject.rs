@@ -115,6 +115,11 @@ impl KeySpec {
         self
     }
 
+    /// Whether a key is one for requests whose API key is not verified.
+    pub(super) fn is_of_unverified_api_key(&self, number: usize) -> bool {
+        self.0.get(number).is_some_and(|parts| parts.contains(&KeyPart::UnverifiedApiKeyAddress))
+    }
+
     /// Which of the keys the request has, by number.
     pub(super) fn choose(&self, request: &Descriptors<'_>, parameters: &[(&str, &str)]) -> Option<usize> {
         self.0.iter().position(|parts| parts.iter().all(|part| part.is_in(request, parameters)))

@@ -138,7 +138,7 @@ pub(super) struct TrustedHeader {
 pub(super) enum OrderedSource {
     /// The user, of a verified token or of a trusted proxy's header.
     Jwt,
-    /// The API key.
+    /// The verified API key.
     ApiKey,
     /// The client's address.
     Ip,

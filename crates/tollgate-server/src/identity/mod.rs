@@ -93,7 +93,7 @@ pub(crate) struct TrustedHeaders {
 pub(crate) enum Source {
     /// The user: of a verified token, or of a trusted proxy's header.
     Jwt,
-    /// The API key.
+    /// The verified API key.
     ApiKey,
     /// The client's address, which everybody has.
     Ip,

@@ -205,6 +205,37 @@ fn nothing_that_a_client_invents_gives_it_a_fresh_limit() {
 }
 
 #[test]
+fn an_invented_api_key_takes_no_address_limit_away() {
+    let policies = [
+        "rules: [{ name: customers, key: api_key, limit: 1000/min }]\ndefault: 3/min",
+        "rules:
+  - { name: customers, key: api_key, limit: 1000/min, stop: true }
+  - { name: all, key: ip, limit: 3/min }
+",
+        "apply: first
+rules:
+  - { name: customers, key: api_key, limit: 1000/min }
+  - { name: all, key: ip, limit: 3/min }
+",
+        "rules:
+  - { name: customers, match: { identity: api_key }, unlimited: true, stop: true }
+  - { name: all, key: ip, limit: 3/min }
+",
+    ];
+    for policy in policies {
+        let service = Service::start(BACKEND, policy);
+        for (row, (attack, headers)) in ATTACKS.iter().enumerate() {
+            let request = |n| json!({ "ip": format!("198.51.100.{row}"), "headers": headers(n) });
+            let allowed = (0..20).filter(|n| service.check(&request(*n)).status == 200).count();
+            assert_eq!(allowed, 3, "{attack}: {policy}");
+        }
+        let customer = json!({ "ip": "198.51.100.1", "headers": { "X-API-Key": KNOWN } });
+        let allowed = (0..20).filter(|_| service.check(&customer).status == 200).count();
+        assert_eq!(allowed, 20, "a verified key has the customers' limit: {policy}");
+    }
+}
+
+#[test]
 fn a_rule_by_api_key_alone_counts_unverified_keys_by_address() {
     let policy = "rules:
   - { name: key, match: { path: /key }, key: api_key, limit: 3/min }
