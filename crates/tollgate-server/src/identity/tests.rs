@@ -366,6 +366,22 @@ fn a_forged_or_expired_token_yields_no_user() {
 }
 
 #[test]
+fn only_known_api_keys_are_verified_with_and_without_a_salt() {
+    let mut config = config(&Signer::hs256(), rules());
+    for salt in [None, Some(b"a salt of sixteen".as_slice())] {
+        let source = config.api_key.as_mut().expect("API keys");
+        source.hasher = ApiKeyHasher::new(salt);
+        let id = source.hasher.identify("abc");
+        for (key, expected) in
+            [("abc", (id, false)), ("abd", (None, true)), (KNOWN, (None, true)), ("", (None, false))]
+        {
+            let found = found(&config, &[("x-api-key", key)], true);
+            assert_eq!((found.api_key, found.has_unverified_api_key), expected, "{key}");
+        }
+    }
+}
+
+#[test]
 fn users_of_several_issuers_are_told_apart() {
     let signer = Signer::hs256();
     let issuers = vec![ISSUER.to_owned(), "https://other.example".to_owned()];
