@@ -49,6 +49,11 @@ pub(crate) fn client(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) 
     Client { ip, ipv6_prefix: config.ipv6_prefix }
 }
 
+/// Whether a trusted proxy itself sent the request, not a client behind it.
+pub(crate) fn is_from_proxy(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> bool {
+    trusted(config, client(config, peer, headers).ip())
+}
+
 fn trusted(config: &ClientAddress, ip: IpAddr) -> bool {
     config.trusted_proxies.iter().any(|net: &IpNet| net.contains(&ip))
 }

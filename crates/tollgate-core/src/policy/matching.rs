@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 
 use super::pattern::{Glob, Parameters, PathPattern};
-use super::request::{Descriptors, said};
+use super::request::{Descriptors, IdentityKind, said};
 
 /// Where a named value stands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -92,6 +92,8 @@ pub struct Match {
     pub networks: Vec<Network>,
     /// Tiers, by family and number.
     pub tiers: Vec<(usize, usize)>,
+    /// Ways in which the request is identified.
+    pub identities: Vec<IdentityKind>,
     /// Headers, query parameters, attributes.
     pub values: Vec<ValueCondition>,
 }
@@ -126,9 +128,11 @@ impl Match {
         let method = || self.methods.iter().any(|it| it.eq_ignore_ascii_case(request.method));
         let host = || self.hosts.iter().any(|it| it.matches(request.host));
         let network = || request.ip.is_some_and(|ip| self.networks.iter().any(|it| it.contains(ip)));
+        let identity = || self.identities.iter().any(|it| request.is_identified_by(*it));
         (self.methods.is_empty() || method())
             && (self.hosts.is_empty() || host())
             && (self.networks.is_empty() || network())
+            && (self.identities.is_empty() || identity())
             && self.values.iter().all(|it| it.holds(request))
             && (self.tiers.is_empty()
                 || self.tiers.iter().any(|(family, tier)| tier_of(*family) == Some(*tier)))

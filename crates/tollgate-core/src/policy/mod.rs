@@ -20,7 +20,7 @@ use self::index::Index;
 pub use self::matching::{Match, Network, Source, ValueCondition};
 use self::pattern::Parameters;
 pub use self::pattern::{Glob, PathPattern, PatternError, PlainPath, SEGMENTS_MAX, is_name};
-pub use self::request::{Descriptors, Fields};
+pub use self::request::{Descriptors, Fields, IdentityKind};
 pub use self::subject::{KeyPart, KeySpec};
 pub use self::tier::Family;
 use crate::limit::Limit;
@@ -301,6 +301,8 @@ enum Applied {
     Not,
     /// It is counted only.
     Counted,
+    /// It decides, and so do the other rules and the default: it counts by the address of an unverified API key.
+    Beside,
     /// It decides.
     Enforced,
 }
@@ -323,7 +325,8 @@ impl<'r> Selecting<'_, 'r> {
             let rule = &parts.rules[number];
             let Some(parameters) = self.parameters(&rule.matching) else { continue };
             self.selection.matched.push(number);
-            // What is only counted leaves everything else as it is.
+            // What is only counted leaves everything else as it is. So does an unverified API key: a client must not get rid
+            // of its other limits by inventing one.
             if self.apply(number, rule, &parameters) != Applied::Enforced {
                 continue;
             }
@@ -383,7 +386,11 @@ impl<'r> Selecting<'_, 'r> {
                 }
             }
         }
-        if is_enforced { Applied::Enforced } else { Applied::Counted }
+        match is_enforced {
+            true if rule.key.is_of_unverified_api_key(key) => Applied::Beside,
+            true => Applied::Enforced,
+            false => Applied::Counted,
+        }
     }
 
     fn add(&mut self, limits: &Limits, template: RuleCheck) {

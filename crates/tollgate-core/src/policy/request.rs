@@ -37,8 +37,10 @@ pub struct Descriptors<'a> {
     pub ip: Option<IpAddr>,
     /// The user, verified.
     pub user: Option<&'a str>,
-    /// What stands for the API key: never the key itself.
+    /// The identifier of the verified API key: never the key itself.
     pub api_key: Option<&'a str>,
+    /// Whether the request has an API key that is not verified.
+    pub has_unverified_api_key: bool,
     /// The tier that the request claims, of whichever family has one of that name.
     pub tier: Option<&'a str>,
     /// Tiers that were assigned, by family: they win over what the request claims.
@@ -63,6 +65,7 @@ impl Default for Descriptors<'_> {
             ip: None,
             user: None,
             api_key: None,
+            has_unverified_api_key: false,
             tier: None,
             assigned_tiers: &(),
             method: "",
@@ -71,6 +74,43 @@ impl Default for Descriptors<'_> {
             headers: &(),
             query: &(),
             attributes: &(),
+        }
+    }
+}
+
+/// How a request is identified. A token or an API key that is not verified identifies nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IdentityKind {
+    /// By a verified user.
+    User,
+    /// By a verified API key.
+    ApiKey,
+    /// Neither by a user nor by an API key.
+    Anonymous,
+}
+
+impl IdentityKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::User, Self::ApiKey, Self::Anonymous];
+
+    /// The name of the kind in policies and answers.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::ApiKey => "api_key",
+            Self::Anonymous => "anonymous",
+        }
+    }
+}
+
+impl Descriptors<'_> {
+    /// Whether the request is identified in this way. A request with a user and an API key is identified in both ways.
+    pub fn is_identified_by(&self, kind: IdentityKind) -> bool {
+        let (has_user, has_api_key) = (said(self.user).is_some(), said(self.api_key).is_some());
+        match kind {
+            IdentityKind::User => has_user,
+            IdentityKind::ApiKey => has_api_key,
+            IdentityKind::Anonymous => !has_user && !has_api_key,
         }
     }
 }

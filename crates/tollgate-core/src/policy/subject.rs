@@ -18,8 +18,10 @@ pub enum KeyPart {
     Ip,
     /// The user.
     User,
-    /// The API key.
+    /// The verified API key.
     ApiKey,
+    /// The address of a request whose API key is not verified.
+    UnverifiedApiKeyAddress,
     /// The host that is asked.
     Host,
     /// A parameter of the path.
@@ -41,7 +43,7 @@ impl KeyPart {
     /// The word for it in the codes of refusals.
     pub(super) const fn code(&self) -> &'static str {
         match self {
-            Self::Ip => "IP",
+            Self::Ip | Self::UnverifiedApiKeyAddress => "IP",
             Self::User => "USER",
             Self::ApiKey => "APIKEY",
             Self::Host => "HOST",
@@ -56,6 +58,7 @@ impl KeyPart {
     fn is_in(&self, request: &Descriptors<'_>, parameters: &[(&str, &str)]) -> bool {
         match self {
             Self::Ip => request.ip.is_some(),
+            Self::UnverifiedApiKeyAddress => request.has_unverified_api_key && request.ip.is_some(),
             Self::Global => true,
             Self::User | Self::ApiKey | Self::Host | Self::Path(_) | Self::Value(..) => {
                 self.text(request, parameters).is_some()
@@ -66,7 +69,7 @@ impl KeyPart {
     /// The text of it, where it has one.
     fn text<'a>(&self, request: &'a Descriptors<'_>, parameters: &'a [(&str, &'a str)]) -> Option<&'a str> {
         match self {
-            Self::Ip | Self::Global => None,
+            Self::Ip | Self::UnverifiedApiKeyAddress | Self::Global => None,
             Self::User => said(request.user),
             Self::ApiKey => said(request.api_key),
             Self::Host => said(Some(request.host)),
@@ -86,7 +89,7 @@ impl KeyPart {
     ) {
         // Writing to a string does not fail.
         let _ = match self {
-            Self::Ip => write_ip(subject, request.ip, ipv6_prefix),
+            Self::Ip | Self::UnverifiedApiKeyAddress => write_ip(subject, request.ip, ipv6_prefix),
             Self::User => write!(subject, "user:"),
             Self::ApiKey => write!(subject, "api_key:"),
             Self::Host => write!(subject, "host:"),
@@ -103,6 +106,20 @@ impl KeyPart {
 }
 
 impl KeySpec {
+    /// Adds a last key for requests whose API key is not verified: their address in place of the API key.
+    ///
+    /// A client can invent such keys. If each had a limit of its own, none of them would limit the client.
+    pub fn with_unverified_api_keys(mut self) -> Self {
+        let by_address: Vec<_> = self.0.iter().filter_map(|parts| by_address(parts)).collect();
+        self.0.extend(by_address);
+        self
+    }
+
+    /// Whether a key is one for requests whose API key is not verified.
+    pub(super) fn is_of_unverified_api_key(&self, number: usize) -> bool {
+        self.0.get(number).is_some_and(|parts| parts.contains(&KeyPart::UnverifiedApiKeyAddress))
+    }
+
     /// Which of the keys the request has, by number.
     pub(super) fn choose(&self, request: &Descriptors<'_>, parameters: &[(&str, &str)]) -> Option<usize> {
         self.0.iter().position(|parts| parts.iter().all(|part| part.is_in(request, parameters)))
@@ -136,6 +153,16 @@ impl KeySpec {
         subject.push('}');
         subject
     }
+}
+
+/// The parts of a key by API key with the address in place of the API key.
+fn by_address(parts: &[KeyPart]) -> Option<Vec<KeyPart>> {
+    if !parts.contains(&KeyPart::ApiKey) {
+        return None;
+    }
+    // The address is part of the key once, however often it is named.
+    let others = parts.iter().filter(|part| !matches!(part, KeyPart::ApiKey | KeyPart::Ip)).cloned();
+    Some(core::iter::once(KeyPart::UnverifiedApiKeyAddress).chain(others).collect())
 }
 
 /// As the plain API names addresses: `ip:192.0.2.1`, `ip:2001:db8::/64`.

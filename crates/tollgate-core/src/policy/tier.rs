@@ -30,7 +30,12 @@ impl Family {
         let member = match self.member {
             KeyPart::User => said(request.user),
             KeyPart::ApiKey => said(request.api_key),
-            KeyPart::Ip | KeyPart::Host | KeyPart::Path(_) | KeyPart::Value(..) | KeyPart::Global => None,
+            KeyPart::Ip
+            | KeyPart::UnverifiedApiKeyAddress
+            | KeyPart::Host
+            | KeyPart::Path(_)
+            | KeyPart::Value(..)
+            | KeyPart::Global => None,
         };
         named.or_else(|| self.members.get(member?).copied()).unwrap_or(self.default)
     }

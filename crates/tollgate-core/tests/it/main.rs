@@ -6,6 +6,7 @@ mod breaker; // when a failing server is asked again
 mod calendar; // days, weeks and months of time zones
 mod carry; // what a key has used when its limit changes
 mod holding; // what a node does with what it has borrowed
+mod identity; // how requests are identified
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
 mod policy; // which limits a request is checked against

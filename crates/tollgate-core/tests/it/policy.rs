@@ -211,6 +211,7 @@ fn any_match() -> impl Strategy<Value = Match> {
             hosts,
             networks,
             tiers: Vec::new(),
+            identities: Vec::new(),
             values,
         })
 }

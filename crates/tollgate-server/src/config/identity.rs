@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::text::DurationText;
 use crate::identity::{
-    ApiKeyHasher, ApiKeySource, ClaimRules, IdentityConfig, JwtAlgorithm, Source, TokenSource,
+    ApiKeyHasher, ApiKeySource, ClaimRules, IdentityConfig, JwtAlgorithm, KnownKeys, Source, TokenSource,
     TrustedHeaders, Verifier, VerifyingKeys,
 };
 
@@ -109,16 +109,20 @@ pub(super) struct ApiKey {
     /// A file with a secret of at least 16 bytes that is hashed with each key, the same for all nodes. Without it, keys that
     /// are easily guessed could be found out from what is in the store.
     pub salt_file: Option<PathBuf>,
+    /// A file with the keys that are verified: on each line the SHA-256 digest of one in hexadecimal (`printf %s KEY |
+    /// sha256sum`), then an optional note; `#` begins a comment line. It is read at start. Keys that are not in it count by
+    /// the address of the request, because a client can invent them.
+    pub known_file: Option<PathBuf>,
 }
 
 impl Default for ApiKey {
     fn default() -> Self {
-        Self { header: "X-API-Key".to_owned(), salt_file: None }
+        Self { header: "X-API-Key".to_owned(), salt_file: None, known_file: None }
     }
 }
 
-/// Headers that are believed from trusted proxies and from callers who may say who somebody else is, and from nobody else. A proxy
-/// must overwrite them, whatever a client sends.
+/// Headers that are believed only from `client_address.trusted_proxies`, also within the `headers` of `/api/v1/check`. A proxy must
+/// overwrite them, whatever a client sends.
 #[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct TrustedHeader {
@@ -134,7 +138,7 @@ pub(super) struct TrustedHeader {
 pub(super) enum OrderedSource {
     /// The user, of a verified token or of a trusted proxy's header.
     Jwt,
-    /// The API key.
+    /// The verified API key.
     ApiKey,
     /// The client's address.
     Ip,
@@ -160,7 +164,12 @@ pub(super) fn validate(identity: &Identity, report: &mut dyn FnMut(&str, String)
             });
             salt.map_err(|why| report("identity.api_key.salt_file", why)).ok()
         });
-        Some(ApiKeySource { header: header?, hasher: ApiKeyHasher::new(salt.as_deref()) })
+        let known = api_key
+            .known_file
+            .as_deref()
+            .and_then(|path| known_keys(path).map_err(|why| report("identity.api_key.known_file", why)).ok());
+        let hasher = ApiKeyHasher::new(salt.as_deref());
+        Some(ApiKeySource { header: header?, hasher, known: known.unwrap_or_default() })
     });
     let mut trusted = |field: &str, name: &Option<String>| {
         let name = name.as_deref()?;
@@ -239,6 +248,11 @@ fn keys(jwt: &Jwt, report: &mut dyn FnMut(&str, String)) -> Option<VerifyingKeys
     let keys = read(path)
         .and_then(|bytes| make(&bytes, &jwt.algorithms).map_err(|why| format!("{}: {why}", path.display())));
     keys.map_err(|why| report(field, why)).ok()
+}
+
+fn known_keys(path: &Path) -> Result<KnownKeys, String> {
+    let text = String::from_utf8(read(path)?).map_err(|_| format!("{} is not UTF-8", path.display()))?;
+    KnownKeys::parse(&text).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 fn order(order: &[OrderedSource], report: &mut dyn FnMut(&str, String)) -> Vec<Source> {

@@ -333,6 +333,15 @@ fn validate(
             "is read from trusted proxies only, and trusted_proxies is empty".to_owned(),
         );
     }
+    for (field, header) in [
+        ("identity.trusted_header.user", &file.identity.trusted_header.user),
+        ("identity.trusted_header.tier", &file.identity.trusted_header.tier),
+    ] {
+        if header.is_some() && file.client_address.trusted_proxies.is_empty() {
+            let why = "is believed from trusted proxies only, and client_address.trusted_proxies is empty";
+            report(field, why.to_owned());
+        }
+    }
     if !(1..=128).contains(&file.client_address.ipv6_prefix) {
         report("client_address.ipv6_prefix", "between 1 and 128".to_owned());
     }

@@ -123,7 +123,7 @@ impl Admin {
         };
         let member = decoded(member)?;
         let id = match known.member {
-            KeyPart::ApiKey => self.identity.api_key_id(&member).ok_or_else(wrong_member)?,
+            KeyPart::ApiKey => self.identity.api_key_member_id(&member).ok_or_else(wrong_member)?,
             _ => member,
         };
         let tier = match *method {

@@ -15,22 +15,22 @@ use tollgate::rules::Refusal;
 use tollgate::{Basis, PolicyOutcome, PolicyVerdict};
 
 pub(super) use self::answer::{explanation, verdict_response};
-pub(super) use self::ask::Asked;
+pub(super) use self::ask::{Asked, NotVerified};
 use super::problem::Problem;
 use super::rest::Rest;
-use crate::address::client;
+use crate::address::{client, is_from_proxy};
 use crate::live::Loaded;
 
 impl Rest {
     /// `POST /api/v1/check`.
     pub(super) async fn check_policy(&self, peer: IpAddr, headers: &HeaderMap, body: &Value) -> Answer {
-        let asked = self.described_in(body)?;
+        let asked = self.described_in(peer, headers, body)?;
         let policy = self.policy.current();
         let verdict = self.judge(&policy, peer, headers, &asked).await?;
         if verdict.basis() == Basis::Closed && !verdict.is_admitted() && self.closed_status == 503 {
             return Err(Problem::closed());
         }
-        Ok(verdict_response(&policy, &verdict, asked.unverified))
+        Ok(verdict_response(&policy, &verdict, asked.not_verified))
     }
 
     /// `POST /api/v1/check/batch`: independent checks, decided in order.
@@ -42,12 +42,12 @@ impl Rest {
     ) -> Result<Vec<Value>, Problem> {
         let mut asked = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
-            asked.push(self.described_in(item).map_err(|problem| problem.in_item(index))?);
+            asked.push(self.described_in(peer, headers, item).map_err(|problem| problem.in_item(index))?);
         }
         let policy = self.policy.current();
         let checks = asked.iter().map(|asked| async {
             let verdict = self.judge(&policy, peer, headers, asked).await?;
-            Ok(answer::body(&policy, &verdict, asked.unverified))
+            Ok(answer::body(&policy, &verdict, asked.not_verified))
         });
         join_all(checks).await.into_iter().collect()
     }
@@ -59,21 +59,27 @@ impl Rest {
         headers: &HeaderMap,
         body: &Value,
     ) -> Result<Value, Problem> {
-        let asked = self.described_in(body)?;
+        let asked = self.described_in(peer, headers, body)?;
         let policy = self.policy.current();
         let address = client(&self.client_address, peer, headers).ip();
         let mut request = asked.descriptors(address);
         let assigned = self.policy.assigned_to(&policy, &request);
         request.assigned_tiers = &assigned;
         let verdict = policy.limiter.explain(&request, asked.permits()).await;
-        Ok(explanation(&policy, &request, &verdict, asked.unverified))
+        Ok(explanation(&policy, &request, &verdict, asked.not_verified))
     }
 
     /// A request as its caller describes it, and who is asking.
-    fn described_in<'a>(&self, body: &'a Value) -> Result<Asked<'a>, Problem> {
+    fn described_in<'a>(
+        &self,
+        peer: IpAddr,
+        headers: &HeaderMap,
+        body: &'a Value,
+    ) -> Result<Asked<'a>, Problem> {
         let now_secs = self.clock.now().as_micros() / 1_000_000;
-        let asked = Asked::from_json(body, &self.identity, now_secs)?;
-        if let Some(why) = asked.unverified {
+        let caller_is_proxy = is_from_proxy(&self.client_address, peer, headers);
+        let asked = Asked::from_json(body, &self.identity, caller_is_proxy, now_secs)?;
+        if let Some(why) = asked.not_verified.token {
             self.metrics.unverified(why);
         }
         Ok(asked)

@@ -129,7 +129,7 @@ pub(super) fn document() -> Value {
                 "operationId": "explain", "summary": "The verdict that would be given now, and why; takes nothing",
                 "requestBody": { "required": true, "content": json_of("Described") },
                 "responses": {
-                    "200": { "description": "Also if it would be denied", "content": json_any },
+                    "200": { "description": "Also if it would be denied", "content": json_of("Explained") },
                     "400": problem("A member cannot be taken"),
                     "401": problem("Beyond loopback a token or a trusted network is needed"),
                     "413": problem("The body is too large")
@@ -228,10 +228,15 @@ fn policy_schemas() -> Value {
             "type": "object", "additionalProperties": false,
             "properties": {
                 "ip": { "type": ["string", "null"], "examples": ["192.0.2.1"] },
-                "user": { "type": "string" }, "apiKey": { "type": "string" }, "tier": { "type": "string" },
+                "user": { "type": "string" }, "tier": { "type": "string" },
+                "apiKey": { "type": "string", "description": "The API key itself; it counts as verified" },
+                "apiKeyId": { "type": "string", "pattern": "^[0-9a-f]{32}$",
+                    "description": "The identifier of an API key, as answers show it, in place of apiKey" },
                 "method": { "type": "string" }, "host": { "type": "string" },
                 "path": { "type": "string", "pattern": "^/" },
-                "headers": texts, "query": texts, "attributes": texts,
+                "headers": { "type": "object", "additionalProperties": { "type": "string" },
+                    "description": "As the client sent them. An API key counts as verified if identity.api_key.known_file lists it; trusted headers are believed only if the caller is a trusted proxy" },
+                "query": texts, "attributes": texts,
                 "permits": { "type": "integer", "minimum": 1, "default": 1 }
             }
         },
@@ -250,7 +255,24 @@ fn policy_schemas() -> Value {
                 "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
                 "basis": { "$ref": "#/components/schemas/Basis" },
                 "unverifiedToken": { "type": "string" },
+                "unverifiedApiKey": { "const": true },
                 "limits": { "type": "array", "items": limit }
+            }
+        },
+        "Explained": {
+            "type": "object", "description": "What Judged has, and why",
+            "required": ["allowed", "limits", "rules", "identity", "excluded", "endpoint", "tiers", "unknownTier", "policy"],
+            "properties": {
+                "identity": {
+                    "type": "array", "items": { "enum": ["user", "api_key", "anonymous"] },
+                    "description": "How the request is identified, after verification: what `match: { identity: ... }` compares"
+                },
+                "rules": { "type": "array", "items": {
+                    "type": "object", "properties": { "rule": { "type": "string" }, "why": { "type": "string" } }
+                } },
+                "excluded": { "type": "boolean" }, "endpoint": { "type": ["string", "null"] },
+                "tiers": { "type": "object", "additionalProperties": { "type": "string" } },
+                "unknownTier": { "type": "boolean" }, "policy": { "type": "string" }
             }
         }
     })

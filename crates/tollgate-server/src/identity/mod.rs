@@ -5,11 +5,13 @@
 mod api_key;
 mod jwt;
 mod keys;
+mod known_keys;
 mod signatures;
 
 pub(crate) use self::api_key::{ApiKeyHasher, ApiKeyId};
 pub(crate) use self::jwt::{ClaimRules, Unverified, Verifier};
 pub(crate) use self::keys::{JwtAlgorithm, VerifyingKeys};
+pub(crate) use self::known_keys::KnownKeys;
 
 /// How callers are identified.
 #[derive(Debug, Default)]
@@ -25,18 +27,29 @@ pub(crate) struct IdentityConfig {
 }
 
 impl IdentityConfig {
-    /// What stands for an API key, wherever it is kept or shown: `id:` and an identifier stand for themselves.
-    pub(crate) fn api_key_id(&self, key: &str) -> Option<String> {
-        if let Some(id) = key.strip_prefix("id:") {
-            let is_id = id.len() == 32 && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-            return is_id.then(|| id.to_owned());
+    /// The identifier of an API key in the policy or the admin API: of the key itself, or `id:` and the identifier.
+    ///
+    /// Only the operator writes these. In a request `id:` has no meaning: a client could name another client's key.
+    pub(crate) fn api_key_member_id(&self, member: &str) -> Option<String> {
+        match member.strip_prefix("id:") {
+            Some(id) => is_api_key_id(id).then(|| id.to_owned()),
+            None => self.api_key_id(member),
         }
+    }
+
+    /// The identifier of an API key, wherever it is kept or shown.
+    pub(crate) fn api_key_id(&self, key: &str) -> Option<String> {
         let id = match &self.api_key {
             Some(source) => source.hasher.identify(key),
             None => ApiKeyHasher::new(None).identify(key),
         };
         id.map(|id| id.to_string())
     }
+}
+
+/// Whether a text is the identifier of an API key: 32 hexadecimal digits, as answers show it.
+pub(crate) fn is_api_key_id(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Where tokens are, and who believes them.
@@ -55,6 +68,15 @@ pub(crate) struct ApiKeySource {
     pub header: String,
     /// How a key becomes an identifier.
     pub hasher: ApiKeyHasher,
+    /// Which keys are verified.
+    pub known: KnownKeys,
+}
+
+impl ApiKeySource {
+    /// The identifier of a key that is known; none for any other key, which the client may have invented.
+    fn verify(&self, key: &str) -> Option<ApiKeyId> {
+        self.known.contains(key).then(|| self.hasher.identify(key)).flatten()
+    }
 }
 
 /// Headers that are believed from trusted proxies only, by their names in small letters.
@@ -71,7 +93,7 @@ pub(crate) struct TrustedHeaders {
 pub(crate) enum Source {
     /// The user: of a verified token, or of a trusted proxy's header.
     Jwt,
-    /// The API key.
+    /// The verified API key.
     ApiKey,
     /// The client's address, which everybody has.
     Ip,
@@ -82,8 +104,10 @@ pub(crate) enum Source {
 pub(crate) struct Identified {
     /// The user, as far as it was verified.
     pub user: Option<String>,
-    /// The API key, as an identifier that does not tell it.
+    /// The verified API key, as an identifier that does not tell it.
     pub api_key: Option<ApiKeyId>,
+    /// Whether the request has an API key that is not verified.
+    pub has_unverified_api_key: bool,
     /// The user's tier.
     pub tier: Option<String>,
     /// Why a token that was shown is not believed.
@@ -112,8 +136,11 @@ pub(crate) fn identify<'h>(
             Err(why) => found.unverified = Some(why),
         }
     }
-    if let Some(source) = &config.api_key {
-        found.api_key = headers(&source.header).and_then(|key| source.hasher.identify(key));
+    if let Some(source) = &config.api_key
+        && let Some(key) = headers(&source.header).filter(|key| !key.is_empty())
+    {
+        found.api_key = source.verify(key);
+        found.has_unverified_api_key = found.api_key.is_none();
     }
     if peer_is_trusted {
         let said = |name: &Option<String>| Some(clean(headers(name.as_deref()?)?)?.to_owned());

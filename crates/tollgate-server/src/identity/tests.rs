@@ -302,11 +302,18 @@ fn words_for_metrics_are_short_and_different() {
     assert!(words.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')));
 }
 
+/// The digest of the API key `abc`.
+const KNOWN: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
 /// Tokens in `Authorization`, keys in `X-API-Key`, users in `X-User`, tiers in `X-Tier`.
 fn config(signer: &Signer, rules: ClaimRules) -> IdentityConfig {
     IdentityConfig {
         jwt: Some(TokenSource { header: "authorization".to_owned(), verifier: verifier_with(signer, rules) }),
-        api_key: Some(ApiKeySource { header: "x-api-key".to_owned(), hasher: ApiKeyHasher::new(None) }),
+        api_key: Some(ApiKeySource {
+            header: "x-api-key".to_owned(),
+            hasher: ApiKeyHasher::new(None),
+            known: KnownKeys::parse(KNOWN).expect("a digest"),
+        }),
         trusted_header: TrustedHeaders { user: Some("x-user".to_owned()), tier: Some("x-tier".to_owned()) },
         order: vec![Source::Jwt, Source::ApiKey, Source::Ip],
     }
@@ -359,6 +366,22 @@ fn a_forged_or_expired_token_yields_no_user() {
 }
 
 #[test]
+fn only_known_api_keys_are_verified_with_and_without_a_salt() {
+    let mut config = config(&Signer::hs256(), rules());
+    for salt in [None, Some(b"a salt of sixteen".as_slice())] {
+        let source = config.api_key.as_mut().expect("API keys");
+        source.hasher = ApiKeyHasher::new(salt);
+        let id = source.hasher.identify("abc");
+        for (key, expected) in
+            [("abc", (id, false)), ("abd", (None, true)), (KNOWN, (None, true)), ("", (None, false))]
+        {
+            let found = found(&config, &[("x-api-key", key)], true);
+            assert_eq!((found.api_key, found.has_unverified_api_key), expected, "{key}");
+        }
+    }
+}
+
+#[test]
 fn users_of_several_issuers_are_told_apart() {
     let signer = Signer::hs256();
     let issuers = vec![ISSUER.to_owned(), "https://other.example".to_owned()];
@@ -389,6 +412,7 @@ fn secrets_are_not_shown() {
     config.api_key = Some(ApiKeySource {
         header: "x-api-key".to_owned(),
         hasher: ApiKeyHasher::new(Some(b"correct horse battery staple")),
+        known: KnownKeys::default(),
     });
     let shown = format!("{config:?}");
     assert!(

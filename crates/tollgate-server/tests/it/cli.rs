@@ -171,7 +171,7 @@ fn policies_are_checked_compared_and_imported() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/policy.yaml");
     let (code, out, _) = run(&["policy", "check", example]);
     assert_eq!(code, Some(0), "{out}");
-    assert!(out.contains("no mistakes; 7 rules, 22 limits"), "{out}");
+    assert!(out.contains("no mistakes; 8 rules, 23 limits"), "{out}");
     let old = write(
         "old.yaml",
         "rules: [{ name: login, key: ip, limit: 5/min }, { name: all, key: ip, limit: 9/s }]",

@@ -9,6 +9,7 @@ mod api_on_memory; // the REST API, field for field
 mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
+mod identity; // who is asking: what a client can invent, and what is verified
 mod nodes; // many nodes on one store
 mod outages; // a store that is gone
 #[path = "policy.rs"]

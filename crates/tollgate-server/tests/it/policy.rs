@@ -333,7 +333,7 @@ fn what_is_malformed_is_named() {
 }
 
 /// A token as an issuer signs it.
-fn token(secret: &str, claims: &Value) -> String {
+pub(crate) fn token(secret: &str, claims: &Value) -> String {
     use base64::Engine;
     let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
     let signed =
@@ -370,7 +370,7 @@ fn a_user_is_who_a_verified_token_says() {
     let expired = json!({ "iss": "id", "aud": "api", "sub": "alice", "plan": "pro", "exp": NOW_SECS - 60 });
     assert_eq!(ask(bearer(secret, &expired)), nobody("expired"));
     let (key, limit, _) = ask(json!({ "X-API-Key": "abc" }));
-    assert_eq!((key.as_str(), limit), ("api_key:ba7816bf8f01cfea414140de5dae2223", json!(10)));
+    assert_eq!((key.as_str(), limit), ("ip:192.0.2.1", json!(10)), "a key that is not known");
     let metrics = server.get("/actuator/prometheus").body;
     let counted =
         "tollgate_tokens_unverified_total{application=\"distributed-rate-limiter\",reason=\"expired\"} 1";

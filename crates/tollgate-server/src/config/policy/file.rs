@@ -64,6 +64,7 @@ pub(in crate::config) struct RuleFields {
     pub r#match: MatchFields,
     /// What it counts by: ip, user, api_key, host, header:NAME, query:NAME, path:NAME (a parameter of the path), attribute:NAME,
     /// identity (user, else API key, else address) or global. Of a list the first that the request has; user+ip are both together.
+    /// An API key that is not verified counts by its address.
     pub key: Many<String>,
     /// One limit or several, all of which hold: 100/min, 50/s burst 100, or with fields.
     pub limit: Many<LimitItem>,
@@ -146,6 +147,20 @@ pub(in crate::config) struct MatchFields {
     pub cidr: Many<NetworkText>,
     /// Tiers of the request.
     pub tier: Many<String>,
+    /// How the request is identified: user, api_key or anonymous. Tokens and API keys count only if they are verified.
+    pub identity: Many<IdentityName>,
+}
+
+/// How a request is identified.
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::config) enum IdentityName {
+    /// By a verified user.
+    User,
+    /// By a verified API key.
+    ApiKey,
+    /// Neither by a user nor by an API key.
+    Anonymous,
 }
 
 /// A path, or conditions.

@@ -1,11 +1,12 @@
 //! From conditions and keys as they are written to what they mean.
 
 use tollgate::rules::{
-    Family, Glob, KeyPart, KeySpec, Match, Network, PathPattern, Source, ValueCondition, is_name,
+    Family, Glob, IdentityKind, KeyPart, KeySpec, Match, Network, PathPattern, Source, ValueCondition,
+    is_name,
 };
 
 use super::Report;
-use super::file::MatchFields;
+use super::file::{IdentityName, MatchFields};
 use super::text::Many;
 use crate::identity;
 
@@ -56,6 +57,11 @@ pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, repo
         }
         made.tiers.extend(found);
     }
+    made.identities.extend(fields.identity.0.iter().map(|name| match name {
+        IdentityName::User => IdentityKind::User,
+        IdentityName::ApiKey => IdentityKind::ApiKey,
+        IdentityName::Anonymous => IdentityKind::Anonymous,
+    }));
     for (source, word, conditions) in [
         (Source::Header, "header", &fields.header),
         (Source::Query, "query", &fields.query),
@@ -132,7 +138,14 @@ pub(super) fn keys(
         }
         keys.push(parts);
     }
-    KeySpec(keys)
+    KeySpec(keys).with_unverified_api_keys()
+}
+
+/// Whether requests that match never have one of the keys: an anonymous request has no user.
+pub(super) fn never_has_key(matching: &Match, keys: &KeySpec) -> bool {
+    matching.identities == [IdentityKind::Anonymous]
+        && !keys.0.is_empty()
+        && keys.0.iter().all(|parts| parts.contains(&KeyPart::User))
 }
 
 fn key_part(text: &str, matching: &Match) -> Result<KeyPart, String> {

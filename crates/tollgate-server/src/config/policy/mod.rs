@@ -20,7 +20,7 @@ use tollgate::{Limit, LimitSettings, Micros};
 
 pub use self::diff::diff;
 use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
-use self::matching::{keys, matching};
+use self::matching::{keys, matching, never_has_key};
 use self::rule_limits::Of;
 use self::text::{LimitItem, Many};
 use crate::identity::IdentityConfig;
@@ -129,6 +129,7 @@ pub(super) fn validate(
     building.exclusions();
     building.rules();
     building.default_rule();
+    building.remark_on_unverified_api_keys();
     let Building { parts, settings, remarks, .. } = building;
     let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
     CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, written }
@@ -244,6 +245,11 @@ impl<'a> Building<'a> {
                 fields.deny_empty_key.is_some_and(|it| !(400..500).contains(&it)),
                 "a status from 400 to 499, such as 403",
             ),
+            (
+                "key",
+                fields.deny_empty_key.is_none() && never_has_key(&matching, &key),
+                "can never apply: an anonymous request has no user; `key: ip` counts it, `deny_empty_key: 403` refuses it",
+            ),
             ("deadline", fields.deadline.is_some_and(|it| it.0 < Duration::from_millis(1)), "at least 1ms"),
             (
                 "enforce",
@@ -288,6 +294,18 @@ impl<'a> Building<'a> {
             self.wrong(&format!("{at}.code"), "capital letters, digits and _, such as LOGIN_LIMIT");
         }
         Some(code.into())
+    }
+
+    /// Tells what becomes of API keys in headers where none of them is verified.
+    fn remark_on_unverified_api_keys(&mut self) {
+        let by_api_key = |rule: &Rule| rule.key.0.iter().any(|parts| parts.contains(&KeyPart::ApiKey));
+        let is_used = self.parts.rules.iter().any(by_api_key)
+            || self.parts.families.iter().any(|family| family.member == KeyPart::ApiKey);
+        let api_key = self.context.identity.api_key.as_ref();
+        if is_used && api_key.is_some_and(|source| source.known.is_empty()) {
+            let remark = "API keys in headers are not verified, because identity.api_key.known_file is not set: they count by address and have the default tier";
+            self.remarks.push(remark.to_owned());
+        }
     }
 
     fn default_rule(&mut self) {

@@ -76,7 +76,7 @@ impl<'a> Building<'a> {
                 Some(tier) => {
                     let id = match of {
                         FamilyOf::User => Some(member.clone()),
-                        FamilyOf::ApiKey => self.context.identity.api_key_id(member),
+                        FamilyOf::ApiKey => self.context.identity.api_key_member_id(member),
                     };
                     match id {
                         Some(id) => drop(listed.insert(id.into(), tier)),

@@ -5,20 +5,20 @@ use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Map, Value, json};
-use tollgate::rules::{Descriptors, Limits, Refusal, Role, RuleCheck, RuleLimits};
+use tollgate::rules::{Descriptors, IdentityKind, Limits, Refusal, Role, RuleCheck, RuleLimits};
 use tollgate::{Limit, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
 
+use super::NotVerified;
 use crate::doors::rest::answer::{Standing, X_TOLLGATE_BASIS, json_response, standing_headers};
-use crate::identity::Unverified;
 use crate::live::Loaded;
 
 /// 200, 429, or the status that a rule refuses with.
 pub(in crate::doors) fn verdict_response(
     policy: &Loaded,
     verdict: &PolicyVerdict,
-    unverified: Option<Unverified>,
+    not_verified: NotVerified,
 ) -> Response<Full<Bytes>> {
-    let mut response = json_response(body(policy, verdict, unverified).to_string().into_bytes());
+    let mut response = json_response(body(policy, verdict, not_verified).to_string().into_bytes());
     *response.status_mut() = match verdict.outcome() {
         PolicyOutcome::Admitted { .. } => StatusCode::OK,
         PolicyOutcome::Denied { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -51,7 +51,7 @@ pub(in crate::doors) fn verdict_response(
 }
 
 /// The verdict, field for field.
-pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, unverified: Option<Unverified>) -> Value {
+pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVerified) -> Value {
     let mut body = Map::new();
     let outcome = verdict.outcome();
     body.insert("allowed".into(), json!(verdict.is_admitted()));
@@ -89,8 +89,11 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, unverified: Option<
     let checks = verdict.selection.checks.iter().zip(&verdict.verdicts);
     let limits: Vec<_> = checks.map(|(check, it)| Value::Object(limit(policy, verdict, check, it))).collect();
     body.insert("limits".into(), json!(limits));
-    if let Some(why) = unverified {
+    if let Some(why) = not_verified.token {
         body.insert("unverifiedToken".into(), json!(why.as_str()));
+    }
+    if not_verified.api_key {
+        body.insert("unverifiedApiKey".into(), json!(true));
     }
     Value::Object(body)
 }
@@ -124,10 +127,10 @@ pub(in crate::doors) fn explanation(
     policy: &Loaded,
     request: &Descriptors<'_>,
     verdict: &PolicyVerdict,
-    unverified: Option<Unverified>,
+    not_verified: NotVerified,
 ) -> Value {
     let rules = policy.limiter.policy();
-    let mut explained = body(policy, verdict, unverified);
+    let mut explained = body(policy, verdict, not_verified);
     let selection = &verdict.selection;
     let name = |number: usize| rules.rule(number).map(|rule| &rule.name);
     let matched = selection.matched.iter().map(|number| {
@@ -147,6 +150,8 @@ pub(in crate::doors) fn explanation(
     explained["rules"] = matched.collect();
     explained["excluded"] = json!(selection.excluded);
     explained["endpoint"] = json!(rules.endpoint(request).map(|endpoint| &endpoint.name));
+    let identities = IdentityKind::ALL.into_iter().filter(|kind| request.is_identified_by(*kind));
+    explained["identity"] = identities.map(IdentityKind::as_str).collect();
     explained["tiers"] =
         rules.tiers(request).map(|(family, tier)| (family.to_owned(), json!(tier))).collect();
     explained["unknownTier"] = json!(selection.unknown_tier);

@@ -9,10 +9,11 @@ use tollgate::rules::Descriptors;
 
 use crate::address::canonical;
 use crate::doors::problem::Problem;
-use crate::identity::{Identified, IdentityConfig, Unverified, identify};
+use crate::identity::{Identified, IdentityConfig, Unverified, identify, is_api_key_id};
 
 /// The names that a description takes.
-const NAMES: &str = "ip, user, apiKey, tier, method, host, path, headers, query, attributes, permits";
+const NAMES: &str =
+    "ip, user, apiKey, apiKeyId, tier, method, host, path, headers, query, attributes, permits";
 /// Bytes of one value: far more than any honest one, and few enough to be compared.
 const VALUE_BYTES_MAX: usize = 4 * 1024;
 /// Permits of one request: the largest number that every limit is exact with.
@@ -33,14 +34,23 @@ pub(in crate::doors) struct Asked<'a> {
     query: Vec<(String, &'a str)>,
     attributes: Vec<(String, &'a str)>,
     permits: Option<u64>,
-    /// Why a token is not believed.
-    pub(super) unverified: Option<Unverified>,
+    pub(super) not_verified: NotVerified,
+}
+
+/// Tokens and API keys of a request that identify nothing.
+#[derive(Clone, Copy, Default, Debug)]
+pub(in crate::doors) struct NotVerified {
+    /// Why the token is not believed.
+    pub(super) token: Option<Unverified>,
+    /// Whether there is an API key that is not known.
+    pub(super) api_key: bool,
 }
 
 impl<'a> Asked<'a> {
     pub(super) fn from_json(
         value: &'a Value,
         identity: &IdentityConfig,
+        caller_is_proxy: bool,
         now_secs: u64,
     ) -> Result<Self, Problem> {
         let Value::Object(members) = value else {
@@ -55,7 +65,13 @@ impl<'a> Asked<'a> {
                 "apiKey" => {
                     let id = identity.api_key_id(text(name, value)?);
                     let wrong = || Problem::parameter(name, "must be 1 to 512 characters of visible ASCII");
-                    asked.api_key = Some(id.ok_or_else(wrong)?);
+                    asked.name_api_key(id.ok_or_else(wrong)?)?;
+                }
+                "apiKeyId" => {
+                    let id = Some(text(name, value)?).filter(|id| is_api_key_id(id));
+                    let wrong =
+                        || Problem::parameter(name, "must be 32 hexadecimal digits, as answers show it");
+                    asked.name_api_key(id.ok_or_else(wrong)?.to_owned())?;
                 }
                 "tier" => asked.tier = Some(text(name, value)?.into()),
                 "method" => asked.method = text(name, value)?,
@@ -82,16 +98,26 @@ impl<'a> Asked<'a> {
                 }
             }
         }
-        // What the caller says itself comes first. Whoever may say that may vouch for headers, too.
+        // The caller may say who is asking. It copies `headers` from the client: only a proxy overwrites the trusted ones.
         let header =
             |name: &str| asked.headers.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
-        let Identified { user, api_key, tier, unverified } = identify(identity, header, true, now_secs);
+        let Identified { user, api_key, has_unverified_api_key, tier, unverified } =
+            identify(identity, header, caller_is_proxy, now_secs);
         let said = |text: Option<Cow<'a, str>>| text.filter(|text| !text.is_empty());
         asked.user = said(asked.user).or(user.map(Cow::Owned));
+        asked.not_verified =
+            NotVerified { token: unverified, api_key: has_unverified_api_key && asked.api_key.is_none() };
         asked.api_key = asked.api_key.or(api_key.map(|id| id.to_string()));
         asked.tier = said(asked.tier).or(tier.map(Cow::Owned));
-        asked.unverified = unverified;
         Ok(asked)
+    }
+
+    /// Sets the API key that the caller names, once.
+    fn name_api_key(&mut self, id: String) -> Result<(), Problem> {
+        match self.api_key.replace(id) {
+            None => Ok(()),
+            Some(_) => Err(Problem::parameter("apiKeyId", "only one of apiKey and apiKeyId")),
+        }
     }
 
     /// What the policy is asked. `address` is the caller's own.
@@ -100,6 +126,7 @@ impl<'a> Asked<'a> {
             ip: self.ip.unwrap_or(Some(address)),
             user: self.user.as_deref(),
             api_key: self.api_key.as_deref(),
+            has_unverified_api_key: self.not_verified.api_key,
             tier: self.tier.as_deref(),
             method: self.method,
             host: &self.host,
