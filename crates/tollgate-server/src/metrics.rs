@@ -299,7 +299,11 @@ impl prometheus_client::collector::Collector for EngineCollector {
                 encode_breakers(&mut encoder, &engine.servers())?;
                 let help = "Nodes that share the store, as it last said; 0 if it never has";
                 gauge(&mut encoder, "tollgate_nodes", help, u64::from(engine.nodes().unwrap_or(0)))?;
-                encode_guard(&mut encoder, &guard.stats())?;
+                let guarded = guard.stats();
+                let help =
+                    "Panics in background tasks, which were counted and started again: defects of Tollgate";
+                counter(&mut encoder, "tollgate_task_panics", help, stats.panics + guarded.panics)?;
+                encode_guard(&mut encoder, &guarded)?;
                 encode_leases(&mut encoder, &guard.lease_stats())
             }
         }

@@ -15,7 +15,7 @@ const AT_ONCE: u64 = 50;
 /// The longest that a client waits before it leaves: about as long as an answer takes.
 const PATIENCE_US: u64 = 3_000;
 /// More than is asked for, and hardly anything flows back.
-const PERMITS: u64 = 1_000_000;
+const PERMITS: u64 = 30_000;
 /// Keys of three slots, one for each primary of the cluster: `a`, `b` and `c` have none of these in common.
 const KEYS: [&str; 3] = ["{a}", "{b}", "{c}"];
 
@@ -41,7 +41,7 @@ async fn ask(cluster: &Cluster, seed: u64) -> (u64, u64, [u64; 3]) {
     let (engine, driver) = RedisEngine::new(config);
     tokio::spawn(driver.run());
     let limit =
-        TokenBucket::new(PERMITS, "1/1h".parse().expect("a rate")).expect("a limit that can be exact");
+        TokenBucket::new(PERMITS, "1/10m".parse().expect("a rate")).expect("a limit that can be exact");
     let limiter = engine.limiter("token_bucket", Limit::TokenBucket(limit));
     let _ = engine.connected(Duration::from_secs(10)).await;
     let (engine, limiter) = (Arc::new(engine), Arc::new(limiter));

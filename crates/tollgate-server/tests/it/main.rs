@@ -11,6 +11,7 @@ mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod identity; // who is asking: what a client can invent, and what is verified
 mod nodes; // many nodes on one store
+mod outage_log; // what an operator reads about an outage
 mod outages; // a store that is gone
 #[path = "policy.rs"]
 #[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
