@@ -13,9 +13,7 @@ use crate::server::{connect, exchange};
 fn lines(log: &Path, message: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines
-        .filter(|line| line["fields"]["message"].as_str().is_some_and(|it| it.starts_with(message)))
-        .collect()
+    lines.filter(|line| line["message"].as_str().is_some_and(|it| it.starts_with(message))).collect()
 }
 
 #[test]
@@ -48,16 +46,15 @@ fn an_outage_is_logged_at_error_once_a_second_and_its_end_at_info_with_the_durat
     let seconds = start.elapsed().as_secs() + 1;
     let errors = lines(&log, "the store gave no decision");
     let first = errors.first().expect("the first failure is logged at once");
-    assert_eq!((&first["level"], &first["fields"]["key"]), (&"ERROR".into(), &"user:7".into()), "{first}");
-    assert_eq!(first["fields"]["rule"], "token_bucket", "{first}");
-    let causes: std::collections::HashSet<_> =
-        errors.iter().map(|it| it["fields"]["cause"].to_string()).collect();
+    assert_eq!((&first["level"], &first["key"]), (&"ERROR".into(), &"user:7".into()), "{first}");
+    assert_eq!(first["rule"], "token_bucket", "{first}");
+    let causes: std::collections::HashSet<_> = errors.iter().map(|it| it["cause"].to_string()).collect();
     assert!(
         errors.len() as u64 <= causes.len() as u64 * seconds,
         "{} lines of {failed} failures",
         errors.len()
     );
-    let left_out: u64 = errors.iter().filter_map(|it| it["fields"]["left_out"].as_u64()).sum();
+    let left_out: u64 = errors.iter().filter_map(|it| it["left_out"].as_u64()).sum();
     assert!(left_out > 0 && left_out < failed, "{left_out} left out of {failed}");
 
     store.restart();
@@ -65,6 +62,6 @@ fn an_outage_is_logged_at_error_once_a_second_and_its_end_at_info_with_the_durat
     wait_until("the end is logged", || !lines(&log, "the store decides again").is_empty());
     let end = &lines(&log, "the store decides again")[0];
     assert_eq!(end["level"], "INFO", "{end}");
-    let lasted = end["fields"]["duration_ms"].as_u64().unwrap();
+    let lasted = end["duration_ms"].as_u64().unwrap();
     assert!((2_000..=start.elapsed().as_millis() as u64).contains(&lasted), "{end}");
 }

@@ -67,7 +67,7 @@ const PROBE_FOR: Duration = Duration::from_millis(400);
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How often it is while the server is left alone because it was too slow.
 const PING_SLOW: Duration = Duration::from_millis(50);
-/// A connection that is lost within this was of no use: the next attempt is held back as if it had failed.
+/// A connection that is lost within this was of no use: after a second one, the next attempt is held back as if it had failed.
 const USEFUL_MIN: Duration = Duration::from_secs(1);
 
 impl Entry {
@@ -400,6 +400,7 @@ impl Node {
 
     async fn reopen(&self, lane: &Lane) {
         let mut pause = PAUSE_MIN;
+        let mut short_lived = false;
         let mut said: Option<String> = None;
         loop {
             let began = Instant::now();
@@ -415,7 +416,11 @@ impl Node {
                     self.fuse.reachable();
                     self.until_lost(lane, connection, number).await;
                     if opened.elapsed() >= USEFUL_MIN {
-                        pause = PAUSE_MIN;
+                        (pause, short_lived) = (PAUSE_MIN, false);
+                        continue;
+                    }
+                    // Once may be chance: what it means is known when the next attempt has failed.
+                    if !std::mem::replace(&mut short_lived, true) {
                         continue;
                     }
                     let why = "it was lost as soon as it was opened".into();
