@@ -242,7 +242,7 @@ impl Default for Ceiling {
 #[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum OnStoreFailure {
-    /// It is let through once the store has failed; if it only came too late, it is decided as with `local`.
+    /// It is let through while the store cannot be reached. If the store is only too slow or full, it is decided as with `local`.
     Open,
     /// It is refused.
     Closed,
