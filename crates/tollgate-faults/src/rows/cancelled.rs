@@ -16,8 +16,10 @@ const AT_ONCE: u64 = 50;
 const PATIENCE_US: u64 = 3_000;
 /// More than is asked for, and hardly anything flows back.
 const PERMITS: u64 = 30_000;
-/// Keys of three slots, one for each primary of the cluster: `a`, `b` and `c` have none of these in common.
-const KEYS: [&str; 3] = ["{a}", "{b}", "{c}"];
+/// Hash tags of three slots, each on another primary of the cluster.
+const TAGS: [char; 3] = ['a', 'b', 'c'];
+/// Clients that make requests. What is given back to one key goes one call at a time.
+const USERS: u64 = 100;
 
 pub(super) fn disconnected(_: Pace, seed: u64) -> Option<Judge> {
     let cluster = Cluster::start();
@@ -57,8 +59,11 @@ async fn ask(cluster: &Cluster, seed: u64) -> (u64, u64, [u64; 3]) {
     // What was under way is given back as soon as the store has answered.
     let mut consumed = [0; 3];
     for _ in 0..100 {
-        for (consumed, key) in consumed.iter_mut().zip(KEYS) {
-            *consumed = PERMITS - limiter.remaining(key).await.unwrap_or(0);
+        consumed = [0; 3];
+        for (consumed, tag) in consumed.iter_mut().zip(TAGS) {
+            for user in 0..USERS {
+                *consumed += PERMITS - limiter.remaining(&key(tag, user)).await.unwrap_or(0);
+            }
         }
         if consumed == [admitted; 3] {
             break;
@@ -68,12 +73,18 @@ async fn ask(cluster: &Cluster, seed: u64) -> (u64, u64, [u64; 3]) {
     (admitted, left, consumed)
 }
 
+fn key(tag: char, user: u64) -> String {
+    format!("{{{tag}}}:{user}")
+}
+
 /// One client: some of its requests are admitted, others are left.
 async fn request(engine: Arc<RedisEngine>, limiter: Arc<RedisLimiter>, mut random: Random) -> (u64, u64) {
     let (mut admitted, mut left) = (0, 0);
     for _ in 0..REQUESTS / AT_ONCE {
         let patience = Duration::from_micros(random.below(PATIENCE_US));
-        let checks = KEYS.map(|key| Check::of(&*limiter, key, 1));
+        let user = random.below(USERS);
+        let keys = TAGS.map(|tag| key(tag, user));
+        let checks = keys.each_ref().map(|key| Check::of(&*limiter, key, 1));
         match tokio::time::timeout(patience, engine.acquire_all(&checks)).await {
             Ok(Ok(decisions)) => admitted += u64::from(decisions.iter().all(|it| it.is_admitted())),
             Ok(Err(_)) => {}
