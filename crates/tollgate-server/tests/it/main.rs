@@ -9,6 +9,7 @@ mod api_on_memory; // the REST API, field for field
 mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
+mod logs; // sliding logs: how large they may be, and what they keep
 mod nodes; // many nodes on one store
 mod outages; // a store that is gone
 #[path = "policy.rs"]
