@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use redis::{Connection, Value};
+use tollgate::algorithm::SUB_BUCKETS_MAX;
 use tollgate::{
     Ask, Check, Clock, Limit, LogStorage, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
     SlidingCounter, SlidingLog, Timestamp, TokenBucket,
@@ -60,7 +61,7 @@ pub(crate) fn run(report: &mut Report, name: &str, program: ServerProgram, quick
     let bucket = TokenBucket::new(100, minute(100)).map(Limit::TokenBucket)?;
     let log = SlidingLog::new(minute(1_000)).map(Limit::SlidingLog)?;
     for (what, limit, many) in [
-        ("a counter with 1,000 sub-buckets", counter(1_000)?, 1),
+        ("a counter with as many sub-buckets as it may have", counter(SUB_BUCKETS_MAX)?, 1),
         ("32 buckets together", bucket, SET),
         ("32 counters with 10 sub-buckets together", counter(10)?, SET),
         ("32 logs of 1,000 entries together", log, SET),

@@ -11,12 +11,13 @@
 -- The time that counts as now: never before what this log has seen. Permits that count; permits of all entries that are kept, which may
 -- be older, for a longer window.
 local time, used, held, oldest = now, 0, 0, -1
+local oldest_cost
 -- The newest of the stored entries and those that come behind it. If it is `fresh`, all others are gone.
 local entries, fresh, redated = {}, true, false
 if stored then
   local start
   time = max(now, seen)
-  used, start = first_after(time - length)
+  used, start, oldest_cost = first_after(time - length)
   held = used
   if retention > length then
     held = first_after(time - retention)
@@ -52,19 +53,23 @@ end
 
 -- The start of the stored entry with which `over` of the permits that count have left.
 local function leaving(over)
-  local low = rank_after(time - length)
+  if over <= oldest_cost then
+    return oldest
+  end
+  local low, starts = rank_after(time - length), {}
   local function is_enough(rank)
-    local _, sum = entry(rank)
-    return apart(newest_sum, sum) <= used_before - over
+    local start, sum = entry(rank)
+    starts[rank] = start
+    return not sum or apart(newest_sum, sum) <= used_before - over
   end
   -- Where every entry has one permit, it is just so far.
-  local guess = min(low + over - 1, newest_rank())
+  local guess = low + over - 1
   if not is_enough(guess) then
     guess = bisect(guess + 1, newest_rank(), is_enough)
   elseif guess > low and is_enough(guess - 1) then
     guess = bisect(low, guess - 2, is_enough)
   end
-  return (entry(guess))
+  return starts[guess]
 end
 
 -- The earliest start at which `permits` more fit: when enough of the oldest entries have left.

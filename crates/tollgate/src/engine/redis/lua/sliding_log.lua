@@ -11,7 +11,7 @@ local TRIM_MAX = 64
 -- What a member says: sum, cost, lead.
 local function parts(member)
   local sum, cost, lead = string.match(member, '^(%d+):(%d+):(-?%d+)$')
-  return whole(sum), whole(cost), whole(lead)
+  return whole(sum), tonumber(cost), tonumber(lead)
 end
 
 -- What log.lua reads: the newest entry and the latest time that this log has seen. Sums: of the newest, before the oldest, of the first
@@ -47,7 +47,7 @@ local function rank_after(instant)
   return call('ZCOUNT', key, '-inf', string.format('%.0f', instant))
 end
 
--- Permits of the entries after an instant, and the start of the first of them.
+-- Permits of the entries after an instant; of the first of them its start and cost.
 local function first_after(instant)
   local after = '(' .. string.format('%.0f', instant)
   local found = call('ZRANGEBYSCORE', key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
@@ -57,14 +57,18 @@ local function first_after(instant)
   local sum, cost = parts(found[1])
   local permits, left = apart(newest_sum, sum) + cost, apart(newest_sum, gone_sum)
   if permits <= left then
-    return permits, whole(found[2])
+    return permits, tonumber(found[2]), cost
   end
   -- A window that is longer than this log was kept for comes to what is gone.
   local rank = bisect(rank_after(instant), newest_rank(), function(at)
     local _, sum_at = entry(at)
     return apart(newest_sum, sum_at) < left
   end)
-  return left, left > 0 and entry(rank) or nil
+  if left > 0 then
+    local start, sum_at = entry(rank)
+    return left, start, left - apart(newest_sum, sum_at)
+  end
+  return 0
 end
 
 -- Permits of the members from a rank on.

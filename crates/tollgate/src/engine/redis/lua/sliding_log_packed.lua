@@ -34,9 +34,11 @@ local function read(number)
   return chunk
 end
 
--- An entry by its rank, counted from the oldest: start, sum.
+-- An entry by its rank, counted from the oldest: start, sum. Nothing beyond the newest.
 local function entry(rank)
-  if rank == count then
+  if rank > count then
+    return
+  elseif rank == count then
     return newest_start, newest_sum
   end
   local number = floor((first + rank) / CHUNK)
@@ -65,13 +67,14 @@ local function permits_from(rank)
   return apart(newest_sum, before)
 end
 
--- Permits of the entries after an instant, and the start of the first of them.
+-- Permits of the entries after an instant; of the first of them its start and cost.
 local function first_after(instant)
   local rank = rank_after(instant)
   if rank > count then
     return 0
   end
-  return permits_from(rank), (entry(rank))
+  local permits, start, sum = permits_from(rank), entry(rank)
+  return permits, start, permits - apart(newest_sum, sum)
 end
 
 -- Takes the newest entry out; the one before it is the newest then.
