@@ -51,7 +51,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut report = Report::default();
     let (rounds, sizes) = if options.quick { (1, &SIZES[..2]) } else { (5, &SIZES[..]) };
     for (name, program) in [("Redis 7", ServerProgram::Redis), ("Valkey 9", ServerProgram::Valkey)] {
-        if !name.contains(&options.only) {
+        if format!("{name}, longest calls").contains(&options.only) {
+            longest::run(&mut report, name, program, options.quick)?;
+        }
+        if !format!("{name}, storages").contains(&options.only) {
             continue;
         }
         let server = RedisServer::build().program(program).start();
@@ -60,7 +63,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for size in sizes {
             compare(&mut report, &server, name, *size, rounds)?;
         }
-        longest::run(&mut report, name, program, options.quick)?;
     }
     report.finish(options)
 }

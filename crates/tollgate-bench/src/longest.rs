@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures_util::future::join_all;
 use redis::{Connection, Value};
 use tollgate::algorithm::SUB_BUCKETS_MAX;
 use tollgate::{
@@ -85,12 +86,17 @@ struct OneLog {
 /// What is asked of a full log, and so much later than its newest entry, in parts of the window.
 #[derive(Clone, Copy)]
 enum Asked {
-    Take { permits_percent: u64, later_percent: i64 },
+    Take {
+        permits_percent: u64,
+        later_percent: i64,
+    },
     Refund,
     Reset,
+    /// As many different denials as one call may search for, and one that goes ahead of them.
+    Different,
 }
 
-const CALLS: [(&str, Asked); 7] = [
+const CALLS: [(&str, Asked); 8] = [
     ("all expired", Asked::Take { permits_percent: 0, later_percent: 101 }),
     ("half expired", Asked::Take { permits_percent: 0, later_percent: 50 }),
     ("denied", Asked::Take { permits_percent: 0, later_percent: 0 }),
@@ -98,6 +104,7 @@ const CALLS: [(&str, Asked); 7] = [
     ("clock set back", Asked::Take { permits_percent: 0, later_percent: -150 }),
     ("refund of half", Asked::Refund),
     ("reset", Asked::Reset),
+    ("nine different denials, in two calls", Asked::Different),
 ];
 
 /// An engine on a server, and a connection beside it.
@@ -202,6 +209,12 @@ impl Calls {
                     log.limiter.refund("log", log.size / 2, middle).await?;
                 }
                 Asked::Reset => log.limiter.reset("log").await?,
+                Asked::Different => {
+                    let asks = (0..9).map(|number| log.limiter.try_acquire("log", log.size / 3 + number));
+                    for answer in join_all(asks).await {
+                        ensure!(!answer?.is_admitted(), "a full log admitted more");
+                    }
+                }
             }
             shortest = shortest.min(self.busy()? - before);
         }

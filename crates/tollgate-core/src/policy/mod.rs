@@ -11,7 +11,6 @@ mod subject;
 mod tier;
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 

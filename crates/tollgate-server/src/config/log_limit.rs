@@ -32,8 +32,8 @@ impl Default for SlidingWindow {
 pub(super) fn refusal(limit: &Limit, max: u64) -> Option<String> {
     let permits = log_limit(limit).filter(|permits| *permits > max)?;
     Some(format!(
-        "{permits} permits, but a log keeps an entry for every one of them: at most {max} permits \
-         (sliding_window.max_limit, up to {LOG_LIMIT_CEILING}), or SLIDING_WINDOW_COUNTER"
+        "at most {max} permits (sliding_window.max_limit, up to {LOG_LIMIT_CEILING}), not {permits}: a log keeps an entry for every \
+         permit, SLIDING_WINDOW_COUNTER does not"
     ))
 }
 

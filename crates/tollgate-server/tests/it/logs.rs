@@ -36,10 +36,7 @@ fn a_log_above_the_default_limit_needs_a_setting_and_is_warned_of_with_its_memor
     let inline = format!("policy: {}\n", policy.path().display());
     let (code, said) = tollgate(&["config", "check", write(&inline).path().to_str().unwrap()]);
     assert_eq!(code, Some(2), "{said}");
-    assert!(
-        said.contains("rules.0.limit: 600000 permits") && said.contains("at most 100000 permits"),
-        "{said}"
-    );
+    assert!(said.contains("rules.0.limit: at most 100000 permits") && said.contains("not 600000"), "{said}");
 
     let allowed = format!("sliding_window: {{ max_limit: 600000 }}\n{inline}");
     let (code, said) = tollgate(&["config", "check", write(&allowed).path().to_str().unwrap()]);
@@ -49,7 +46,10 @@ fn a_log_above_the_default_limit_needs_a_setting_and_is_warned_of_with_its_memor
     let default =
         "sliding_window: { max_limit: 600000 }\napi:\n  defaults:\n    sliding_window: { limit: 600001/h }\n";
     let (code, said) = tollgate(&["config", "check", write(default).path().to_str().unwrap()]);
-    assert!(code == Some(2) && said.contains("api.defaults.sliding_window.limit: 600001 permits"), "{said}");
+    assert!(
+        code == Some(2) && said.contains("api.defaults.sliding_window.limit: at most 600000 permits"),
+        "{said}"
+    );
 
     let beyond = "sliding_window: { max_limit: 1000001 }\n";
     let (code, said) = tollgate(&["config", "check", write(beyond).path().to_str().unwrap()]);

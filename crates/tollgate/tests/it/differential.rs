@@ -354,17 +354,19 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
         };
         limits.extend(made);
     }
-    // Logs are kept for the longest window, or not.
+    // Logs are kept for the longest window, or not, and some of it only until an instant.
     let longest = limits.iter().map(Limit::horizon).max().unwrap();
-    let retention = |random: &mut Random| Retention {
-        time: if random.one_in(4) { Micros::ZERO } else { longest },
-        entries: if random.one_in(2) { random.below(8) } else { 1_000_000 },
-    };
-    let (kept, earlier) = (retention(random), retention(random));
-    let lapses = 1_763_000_000_000_000 + random.below(4 * longest.get() + 1);
-    for limit in &mut limits {
-        if let Limit::SlidingLog(log) = limit {
-            *log = log.retaining(kept).retaining_until(earlier, Timestamp::from_micros(lapses));
+    if algorithm.ends_with("sliding log") {
+        let mut retention = || Retention {
+            time: if random.one_in(4) { Micros::ZERO } else { longest },
+            entries: if random.one_in(2) { random.below(8) } else { 1_000_000 },
+        };
+        let (kept, earlier) = (retention(), retention());
+        let lapses = Timestamp::from_micros(1_763_000_000_000_000 + random.below(4 * longest.get() + 1));
+        for limit in &mut limits {
+            if let Limit::SlidingLog(log) = limit {
+                *log = log.retaining(kept).retaining_until(earlier, lapses);
+            }
         }
     }
     limits
