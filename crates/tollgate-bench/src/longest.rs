@@ -48,7 +48,7 @@ pub(crate) fn run(report: &mut Report, name: &str, program: ServerProgram, quick
     ] {
         for size in sizes {
             let mut calls = runtime.block_on(Calls::new(&server, storage))?;
-            bar(format!("{form}, growing to {size} entries"), calls.grow(scripts, *size, rounds.min(3))?);
+            bar(format!("{form}, growing to {size} entries"), calls.grow(scripts, *size, rounds.min(5))?);
             let log = OneLog { limiter: calls.limiter(log_limit(*size)), size: *size };
             for (what, call) in CALLS {
                 let us = runtime.block_on(calls.shortest(&log, rounds, call))?;
