@@ -16,13 +16,14 @@ end
 
 -- What log.lua reads: the newest entry and the latest time that this log has seen. Sums: of the newest, before the oldest, of the first
 -- member.
-local stored, seen, newest_sum, gone_sum, first_sum, first_cost
+local stored, seen, newest_sum, gone_sum, first_sum, first_cost, is_marked
 local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
 if newest[1] then
   local sum, cost, lead = parts(newest[1])
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
   first_sum, first_cost = parts(first[1])
-  newest_sum, gone_sum = sum, first[2] == '-inf' and first_sum or apart(first_sum, first_cost)
+  is_marked = first[2] == '-inf'
+  newest_sum, gone_sum = sum, is_marked and first_sum or apart(first_sum, first_cost)
   stored = { start = whole(newest[2]), sum = sum, cost = min(cost, apart(sum, gone_sum)), member = newest[1] }
   seen = stored.start - lead
 end
@@ -92,6 +93,9 @@ local function removable(gone)
   local sum, cost = first_sum, first_cost
   if apart(newest_sum, sum) < left then
     return 0, apart(newest_sum, sum) + cost > left
+  elseif gone == sum and not is_marked then
+    -- The usual case: one comes, one goes.
+    return 1, false
   end
   local many = search(1, TRIM_MAX, function(rank)
     local _, sum_at, cost_at = entry(rank)
