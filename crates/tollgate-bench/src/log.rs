@@ -1,4 +1,4 @@
-//! Three ways to keep the sliding log in Redis: a sorted set, a stream and a packed string. Memory of a key, and time of a
+//! Three ways to keep the sliding log in Redis: a sorted set, a stream and packed chunks. Memory of a key, and time of a
 //! check in the server.
 
 use std::collections::HashMap;
@@ -9,6 +9,7 @@ use redis::{Connection, Value};
 use serde_json::json;
 use tollgate_testkit::{RedisServer, ServerProgram};
 
+use crate::longest;
 use crate::redis::{LOAD_CORE, SERVER_CORE, cpu, pin};
 use crate::report::{Options, Report, median};
 
@@ -23,13 +24,14 @@ const LONG_US: i64 = 50;
 /// Commands that are sent before an answer is read.
 const PIPELINE: usize = 1_000;
 
-const PRELUDE: &str = include_str!("../../tollgate/src/engine/redis/lua/prelude.lua");
+pub(crate) const PRELUDE: &str = include_str!("../../tollgate/src/engine/redis/lua/prelude.lua");
+const LOG_HEAD: &str = include_str!("../../tollgate/src/engine/redis/lua/log_head.lua");
 const LOG: &str = include_str!("../../tollgate/src/engine/redis/lua/log.lua");
 /// Each takes the same arguments and gives the same answers. The stream is a script of the benchmark's own.
-const STORAGES: [(&str, &[&str]); 3] = [
-    ("sorted set", &[include_str!("../../tollgate/src/engine/redis/lua/sliding_log.lua"), LOG]),
+pub(crate) const STORAGES: [(&str, &[&str]); 3] = [
+    ("sorted set", &[LOG_HEAD, include_str!("../../tollgate/src/engine/redis/lua/sliding_log.lua"), LOG]),
     ("stream", &[include_str!("lua/sliding_log_stream.lua")]),
-    ("packed string", &[include_str!("../../tollgate/src/engine/redis/lua/sliding_log_packed.lua"), LOG]),
+    ("packed", &[LOG_HEAD, include_str!("../../tollgate/src/engine/redis/lua/sliding_log_packed.lua"), LOG]),
 ];
 
 /// What is measured, in the order of the table.
@@ -49,7 +51,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut report = Report::default();
     let (rounds, sizes) = if options.quick { (1, &SIZES[..2]) } else { (5, &SIZES[..]) };
     for (name, program) in [("Redis 7", ServerProgram::Redis), ("Valkey 9", ServerProgram::Valkey)] {
-        if !name.contains(&options.only) {
+        if format!("{name}, longest calls").contains(&options.only) {
+            longest::run(&mut report, name, program, options.quick)?;
+        }
+        if !format!("{name}, storages").contains(&options.only) {
             continue;
         }
         let server = RedisServer::build().program(program).start();
@@ -96,13 +101,7 @@ fn compare(
         }
         ensure!(answers.windows(2).all(|pair| pair[0] == pair[1]), "the storages gave different answers");
     }
-    println!(
-        "\n  {:<36}{:>14}{:>14}{:>16}",
-        format!("{size} entries"),
-        "sorted set",
-        "stream",
-        "packed string"
-    );
+    println!("\n  {:<36}{:>14}{:>14}{:>16}", format!("{size} entries"), "sorted set", "stream", "packed");
     for (figure, what) in FIGURES.iter().enumerate() {
         row(report, server_name, size, what, seen.iter().map(|of| median(of[figure].clone())).collect());
     }
@@ -176,7 +175,7 @@ impl<'a> Log<'a> {
     }
 
     fn check(&self, cost: u64) -> redis::Cmd {
-        let numbers = [self.size, WINDOW_US, WINDOW_US, 0, cost, 0, 1];
+        let numbers = [self.size, WINDOW_US, 0, WINDOW_US, 0, WINDOW_US, 0, 0, cost, 0, 1];
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).collect();
         let mut check = redis::cmd("EVALSHA");
         check.arg(&self.sha).arg(1).arg("log").arg(self.now).arg("ask").arg(bytes);

@@ -7,6 +7,7 @@ mod keys;
 mod lease;
 mod load;
 mod log;
+mod longest;
 mod policy;
 mod redis;
 mod report;
@@ -34,7 +35,7 @@ enum Bench {
     Redis(Options),
     /// Decisions by leases, in process, on a real Redis: hot keys, Zipf keys, and the three consistencies side by side.
     Lease(Options),
-    /// The sliding log in Redis: a sorted set, a stream and a packed string.
+    /// The sliding log in Redis: a sorted set, a stream and packed chunks; and the longest script calls.
     Log(Options),
     /// Policies: finding the rules of a request among many, and asking several limits together.
     Policy(Options),

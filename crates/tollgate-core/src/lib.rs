@@ -30,7 +30,7 @@ mod rate;
 mod time;
 
 pub use algorithm::{
-    Algorithm, CalendarQuota, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, SlidingCounter,
+    Algorithm, CalendarQuota, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Retention, SlidingCounter,
     SlidingLog, TokenBucket,
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};

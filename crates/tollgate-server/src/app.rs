@@ -79,12 +79,14 @@ impl App {
         // Leases are given back when the doors are closed.
         let limiters: Vec<_> = limiters?;
         let _lessees = limiters.clone();
+        config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
         if matches!(engine, Engine::Redis(_)) {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
         let local_only = admin.is_none();
         let identity = config.identity;
-        let context = PolicyContext::new(config.client_address.ipv6_prefix, Arc::clone(&identity));
+        let context = PolicyContext::new(config.client_address.ipv6_prefix, Arc::clone(&identity))
+            .with_log_limit_max(config.log_limit_max);
         let policy = LivePolicy::new(&engine, Arc::clone(&metrics), config.policy, context)?;
         let policy = Arc::new(policy);
         // Before anybody is let in: what all nodes go by counts from the first request on.

@@ -97,6 +97,7 @@ impl Cli {
             Some(Command::Config(ConfigCommand::Check { file })) => {
                 let config = config::load(Some(&file), std::iter::empty(), Flags::new())?;
                 let mut lines = vec![format!("{}: no mistakes", file.display())];
+                lines.extend(config.warnings().iter().map(|warning| format!("warning: {warning}")));
                 lines.extend(config.remarks());
                 print(&(lines.join("\n") + "\n"))
             }

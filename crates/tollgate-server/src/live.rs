@@ -313,7 +313,7 @@ impl Loaded {
             version: checked.version.clone(),
             since: SystemTime::now(),
             origin,
-            remarks: checked.remarks.clone(),
+            remarks: checked.warnings.iter().chain(&checked.remarks).cloned().collect(),
             limiter,
             answers,
         }

@@ -65,7 +65,7 @@ pub use tollgate_core::policy as rules;
 pub use tollgate_core::{
     AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Calendar, CalendarError, CalendarQuota,
     Carried, Consistency, Cycle, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode,
-    LeaseTerms, Limit, LimitError, Micros, Outcome, Over, Parameters, Period, Rate, RateError,
+    LeaseTerms, Limit, LimitError, Micros, Outcome, Over, Parameters, Period, Rate, RateError, Retention,
     SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
     Weekday, algorithm, lease, parse_duration,
 };

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use tollgate_core::{Ask, Limit};
 
+use crate::clock::Clock;
 use crate::engine::Check;
 use crate::engine::memory::{MemoryEngine, MemoryLimiter, TooManyLimits};
 use crate::engine::redis::StoreError;
@@ -28,6 +29,14 @@ impl Engine {
         match self {
             Self::Memory(engine) => engine.limiter(scope, limit).map(Limiter::Memory),
             Self::Redis(guard) => guard.limiter(scope, limit, settings).map(Limiter::Redis),
+        }
+    }
+
+    /// The clock of this process.
+    pub(crate) fn clock(&self) -> &Clock {
+        match self {
+            Self::Memory(engine) => engine.clock(),
+            Self::Redis(guard) => guard.engine().own_clock(),
         }
     }
 }

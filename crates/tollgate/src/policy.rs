@@ -71,8 +71,8 @@ impl PolicyLimiter {
         settings: &[LimitSettings],
         before: Option<&Self>,
     ) -> Result<Self, TooManyLimits> {
-        // A log is kept for the longest window that may ask for it again: that of another tier, or of the policy before.
-        policy.retain_logs(before.map_or(&[], |before| before.policy.limits()));
+        // A log is kept for the longer windows that may ask for it: those of other tiers, and for a while those of the policy before.
+        policy.retain_logs(before.map_or(&[], |before| before.policy.limits()), engine.clock().now());
         let mut known = HashMap::new();
         if let Some(before) = before {
             let old = before.policy.limits().iter().zip(&before.settings).zip(&before.limiters);

@@ -4,7 +4,7 @@
 -- KEYS[1]  the state of one key: a stream with one entry for each admission
 --            id      the start in microseconds (where streams mostly have milliseconds)
 --            fields  s, the running sum of all costs; c, the cost; l, how far ahead of its decision it starts
-local limit, length, _, _, permits = struct.unpack('>i8i8i8i8i8', ARGV[3])
+local limit, length, _, _, _, _, _, _, permits = struct.unpack('>i8i8i8i8i8i8i8i8i8', ARGV[3])
 local key = KEYS[1]
 
 -- Start, sum, cost and lead of the first of some entries.

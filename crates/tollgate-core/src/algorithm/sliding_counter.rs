@@ -13,8 +13,9 @@ use crate::limit::LimitError;
 use crate::rate::{Rate, TICKS_US, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
-/// Sub-buckets of a window. Sixty is a minute in seconds; more buys no accuracy worth its memory.
-pub const SUB_BUCKETS_MAX: u32 = 1_000;
+/// Sub-buckets of a window. Sixty is a minute in seconds; more buys no accuracy worth its memory. A script reads all of them: with 1,000
+/// one call would hold the server up for 2 ms.
+pub const SUB_BUCKETS_MAX: u32 = 250;
 
 /// At most `limit` permits, by estimate (or, `strict`, in truth), in any trailing window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -15,9 +15,29 @@ use crate::time::{Micros, Timestamp};
 pub struct SlidingLog {
     limit: NonZeroU64,
     window: NonZeroU64,
-    /// For how long entries are kept, at least the window: a longer window that comes back still finds them.
-    retention: NonZeroU64,
     count_denied: bool,
+    /// What is kept for other limits of the key.
+    retention: Retention,
+    /// What is kept beyond that for limits that are no longer in force, and until when.
+    lapsing: Option<(Retention, Timestamp)>,
+}
+
+/// Which entries a log keeps although they do not count any more: a longer window of the same key still finds them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Retention {
+    /// For how long. Nothing longer than the log's own window means that it keeps only what counts.
+    pub time: Micros,
+    /// How many of the newest entries at most, beside those that count. Every entry has at least one permit, so a longer window whose
+    /// limit is no larger than this decides as if all were kept.
+    pub entries: u64,
+}
+
+impl Retention {
+    /// What keeps enough for both.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { time: self.time.max(other.time), entries: self.entries.max(other.entries) }
+    }
 }
 
 /// The admissions that are kept, oldest first. Starts never decrease: first come, first served.
@@ -141,16 +161,27 @@ impl SlidingLog {
     /// `rate.permits()` in any trailing window of `rate.per()`.
     pub fn new(rate: Rate) -> Result<Self, LimitError> {
         let (limit, window) = check_window(rate)?;
-        Ok(Self { limit, window, retention: window, count_denied: false })
+        Ok(Self { limit, window, count_denied: false, retention: Retention::default(), lapsing: None })
     }
 
-    /// Keeps entries for so long although they do not count any more: for keys that may come under a longer window again. Whatever is
-    /// given back is taken off the oldest entry that is kept, so it does not come free while those that no longer count can pay it.
-    pub const fn retaining(self, retention: Micros) -> Self {
-        match NonZeroU64::new(if retention.get() > HORIZON_MAX_US { HORIZON_MAX_US } else { retention.get() })
-        {
-            Some(retention) if retention.get() > self.window.get() => Self { retention, ..self },
-            Some(_) | None => Self { retention: self.window, ..self },
+    /// Keeps entries although they do not count any more: for keys that may come under a longer window. Whatever is given back is taken
+    /// off the oldest entry that is kept, so it does not come free while those that no longer count can pay it.
+    pub fn retaining(self, retention: Retention) -> Self {
+        Self { retention: self.beyond_window(retention), ..self }
+    }
+
+    /// Keeps more entries until an instant: for a longer window that was just withdrawn and may come back.
+    pub fn retaining_until(self, retention: Retention, until: Timestamp) -> Self {
+        let retention = self.beyond_window(retention.max(self.retention));
+        Self { lapsing: (retention != self.retention).then_some((retention, until)), ..self }
+    }
+
+    fn beyond_window(&self, retention: Retention) -> Retention {
+        let time = retention.time.min(Micros::new(HORIZON_MAX_US));
+        if time <= self.window() || retention.entries == 0 {
+            Retention::default()
+        } else {
+            Retention { time, ..retention }
         }
     }
 
@@ -169,9 +200,21 @@ impl SlidingLog {
         Micros::new(self.window.get())
     }
 
-    /// For how long entries are kept.
-    pub const fn retention(&self) -> Micros {
-        Micros::new(self.retention.get())
+    /// What is kept for other limits of the key.
+    pub const fn retention(&self) -> Retention {
+        self.retention
+    }
+
+    /// What is kept for limits that are no longer in force, and until when.
+    pub const fn lapsing(&self) -> Option<(Retention, Timestamp)> {
+        self.lapsing
+    }
+
+    fn retention_at(&self, now: Timestamp) -> Retention {
+        match self.lapsing {
+            Some((retention, until)) if now < until => retention,
+            Some(_) | None => self.retention,
+        }
     }
 
     /// Whether denied requests count.
@@ -183,16 +226,21 @@ impl SlidingLog {
         self.window.get() as i64
     }
 
-    fn view(&self, state: &LogState, now: Timestamp) -> View {
-        let now = now.us();
+    fn view(&self, state: &LogState, at: Timestamp) -> View {
+        let now = at.us();
         let Some(newest) = state.entries.back() else {
             return View { time: now, kept: 0, oldest: 0, used: 0, earliest: now };
         };
         let time = now.max(newest.start - newest.lead);
         let since = |instant: i64| state.entries.partition_point(|entry| entry.start <= instant);
         let oldest = since(time - self.length());
-        let kept =
-            if self.retention == self.window { oldest } else { since(time - self.retention.get() as i64) };
+        let retention = self.retention_at(at);
+        let kept = if retention.time <= self.window() {
+            oldest
+        } else {
+            let entries = usize::try_from(retention.entries).unwrap_or(usize::MAX);
+            since(time - retention.time.us()).max(oldest.saturating_sub(entries))
+        };
         View { time, kept, oldest, used: state.sum_from(oldest), earliest: time.max(newest.start) }
     }
 
@@ -314,9 +362,11 @@ impl Algorithm for SlidingLog {
     }
 
     fn full_at(&self, state: &LogState) -> Timestamp {
+        let lapsing = self.lapsing.map_or(Micros::ZERO, |(retention, _)| retention.time);
+        let kept_for = self.window().max(self.retention.time).max(lapsing);
         state
             .entries
             .back()
-            .map_or(Timestamp::default(), |newest| Timestamp::at(newest.start + self.retention.get() as i64))
+            .map_or(Timestamp::default(), |newest| Timestamp::at(newest.start).after(kept_for))
     }
 }

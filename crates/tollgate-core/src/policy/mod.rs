@@ -6,11 +6,11 @@ mod index;
 mod matching;
 mod pattern;
 mod request;
+mod retention;
 mod subject;
 mod tier;
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -24,7 +24,7 @@ pub use self::request::{Descriptors, Fields, IdentityKind};
 pub use self::subject::{KeyPart, KeySpec};
 pub use self::tier::Family;
 use crate::limit::Limit;
-use crate::time::Micros;
+use crate::time::{Micros, Timestamp};
 
 /// Limits that one request may be checked against together: one call to a store stays within a few kilobytes, and few locks are
 /// held at once. A request that more limits apply to is refused: leaving some out would let it through.
@@ -218,21 +218,10 @@ impl Policy {
         &self.parts.limits
     }
 
-    /// Makes all logs of one scope keep their entries for the longest of their windows, and of those of `earlier` limits: whoever changes
-    /// to a longer one finds what was consumed.
-    pub fn retain_logs(&mut self, earlier: &[RuleLimit]) {
-        let mut longest: BTreeMap<Box<str>, Micros> = BTreeMap::new();
-        for it in self.parts.limits.iter().chain(earlier) {
-            if let Limit::SlidingLog(log) = it.limit {
-                let known = longest.entry(it.scope.clone()).or_default();
-                *known = log.retention().max(*known);
-            }
-        }
-        for it in &mut self.parts.limits {
-            if let Limit::SlidingLog(log) = &mut it.limit {
-                *log = log.retaining(longest[&it.scope]);
-            }
-        }
+    /// Makes every log keep what the longer windows of its scope need, and for a while what those of `earlier` limits need: a key whose
+    /// window gets longer, or comes back, finds what was consumed in it.
+    pub fn retain_logs(&mut self, earlier: &[RuleLimit], now: Timestamp) {
+        retention::retain(&mut self.parts.limits, earlier, now);
     }
 
     /// The limits that a request is checked against.

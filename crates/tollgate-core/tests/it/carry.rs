@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use tollgate_core::{
     Algorithm, Ask, Consistency, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit,
-    Micros, Outcome, Rate, SlidingCounter, SlidingLog, State, Timestamp, TokenBucket,
+    Micros, Outcome, Rate, Retention, SlidingCounter, SlidingLog, State, Timestamp, TokenBucket,
 };
 
 use crate::laws::{
@@ -67,6 +67,11 @@ fn windows(equal: bool) -> impl Strategy<Value = Limits> {
     )
 }
 
+/// Everything that is not older than this.
+fn retention(us: u64) -> Retention {
+    Retention { time: Micros::new(us), entries: u64::MAX }
+}
+
 /// Of one window or of several, all kept for as long as the longest.
 fn logs(equal: bool) -> impl Strategy<Value = Limits> {
     (1..=100_u64, prop::collection::vec((sizes(), 1..=100_u64, any::<bool>()), 2..=4)).prop_map(
@@ -75,7 +80,7 @@ fn logs(equal: bool) -> impl Strategy<Value = Limits> {
             let longest = limits.iter().map(|(_, other, _)| window(*other)).max().unwrap();
             let limit = |(limit, other, denied)| {
                 let log = SlidingLog::new(per_micros(limit, window(other))).unwrap();
-                Limit::SlidingLog(log.counting_denied(denied).retaining(Micros::new(longest)))
+                Limit::SlidingLog(log.counting_denied(denied).retaining(retention(longest)))
             };
             limits.into_iter().map(limit).collect()
         },
@@ -639,7 +644,7 @@ fn counts_of_a_counter_are_history() {
 fn a_longer_window_finds_the_entries_that_a_shorter_one_has_retained() {
     let log = |limit, secs| {
         let rate = Rate::new(limit, Micros::from_secs(secs)).unwrap();
-        Limit::SlidingLog(SlidingLog::new(rate).unwrap().retaining(Micros::from_secs(60)))
+        Limit::SlidingLog(SlidingLog::new(rate).unwrap().retaining(retention(60_000_000)))
     };
     let (minute, second) = (log(100, 60), log(10, 1));
     let mut state = minute.fresh(at(0));

@@ -11,5 +11,6 @@ mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
 mod policy; // which limits a request is checked against
 mod quota; // so many per day, week or month
+mod retention; // what a log keeps for longer windows
 mod vectors; // the published steps of each algorithm
 mod worked; // the numbers of the specification and the known traps

@@ -55,6 +55,7 @@ impl PolicyCommand {
                     parts.limits.len(),
                     checked.version
                 )];
+                lines.extend(checked.warnings.iter().map(|warning| format!("warning: {warning}")));
                 lines.extend(checked.remarks);
                 print(&(lines.join("\n") + "\n"))
             }

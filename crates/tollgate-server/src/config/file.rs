@@ -10,6 +10,7 @@ use tollgate::{Rate, Share};
 
 use super::identity::Identity;
 use super::limits::Defaults;
+use super::log_limit::SlidingWindow;
 use super::policy::file::PolicyFile;
 use super::text::{DurationText, ListenText, NetworkText, RateText, ShareText};
 
@@ -27,6 +28,7 @@ pub(super) struct ConfigFile {
     pub memory: Memory,
     pub redis: Redis,
     pub guard: Guard,
+    pub sliding_window: SlidingWindow,
     pub api: Api,
     pub identity: Identity,
     /// Which limits `/api/v1/check` decides by: written here, or the path of a file with it, which is read again when it changes.
@@ -45,6 +47,7 @@ impl Default for ConfigFile {
             memory: Memory::default(),
             redis: Redis::default(),
             guard: Guard::default(),
+            sliding_window: SlidingWindow::default(),
             api: Api::default(),
             identity: Identity::default(),
             policy: PolicySource::default(),
@@ -158,7 +161,7 @@ impl Default for Redis {
 pub(super) enum SlidingLog {
     /// A sorted set, which `redis-cli` shows entry by entry.
     SortedSet,
-    /// A string of binary entries: a fraction of the memory, and faster.
+    /// A hash of chunks of binary entries: a fraction of the memory.
     Packed,
 }
 

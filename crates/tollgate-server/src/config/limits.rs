@@ -10,6 +10,7 @@ use tollgate::{
 };
 
 use super::file::{Api, ConsistencyName, OnStoreFailure};
+use super::log_limit;
 use super::text::{DurationText, RateText};
 
 /// The limit of each algorithm.
@@ -160,10 +161,11 @@ limit_fields! {
     }
 }
 
-/// A log keeps an entry for every admission: beyond this, a window belongs in a counter.
-pub(super) const LOG_LIMIT_MAX: u64 = 100_000;
-
-pub(super) fn validate(api: &Api, report: &mut dyn FnMut(&str, String)) -> Vec<(Limit, LimitSettings)> {
+pub(super) fn validate(
+    api: &Api,
+    log_limit_max: u64,
+    report: &mut dyn FnMut(&str, String),
+) -> Vec<(Limit, LimitSettings)> {
     let Defaults {
         token_bucket: bucket,
         leaky_bucket: leaky,
@@ -172,12 +174,6 @@ pub(super) fn validate(api: &Api, report: &mut dyn FnMut(&str, String)) -> Vec<(
         sliding_window_counter: counter,
     } = &api.defaults;
     let sub_buckets = counter.sub_buckets.unwrap_or(if counter.strict { 10 } else { 1 });
-    if log.limit.0.permits() > LOG_LIMIT_MAX {
-        report(
-            "api.defaults.sliding_window.limit",
-            format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"),
-        );
-    }
     if log.failover_guard {
         report(
             "api.defaults.sliding_window.failover_guard",
@@ -227,7 +223,12 @@ pub(super) fn validate(api: &Api, report: &mut dyn FnMut(&str, String)) -> Vec<(
             );
         }
         match limit {
-            Ok(limit) => limits.push((limit, settings)),
+            Ok(limit) => {
+                if let Some(why) = log_limit::refusal(&limit, log_limit_max) {
+                    report(&format!("{field}.limit"), why);
+                }
+                limits.push((limit, settings));
+            }
             Err(why) => report(field, why.to_string()),
         }
     }

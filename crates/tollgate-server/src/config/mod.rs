@@ -8,6 +8,7 @@ mod guard;
 mod identity;
 mod layers;
 mod limits;
+mod log_limit;
 mod policy;
 mod store;
 mod text;
@@ -26,6 +27,7 @@ use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
+use self::log_limit::LOG_LIMIT_CEILING;
 pub use self::policy::{CheckedPolicy, PolicyContext, diff};
 use self::text::NetworkText;
 pub use self::tree::Position;
@@ -58,6 +60,8 @@ pub struct Config {
     pub client_address: ClientAddress,
     /// How connections are held.
     pub server: Serving,
+    /// The largest limit that a log may have.
+    pub log_limit_max: u64,
     /// `error` to `trace`, or a filter such as `tollgate_server=debug`.
     pub log_level: String,
     /// How log lines look.
@@ -70,6 +74,14 @@ impl Config {
         let of_limits = self.limits.iter().filter_map(limits::explain);
         of_limits
             .chain(self.policy.checked.remarks.iter().map(|remark| format!("policy: {remark}")))
+            .collect()
+    }
+
+    /// What may be more than was meant.
+    pub fn warnings(&self) -> Vec<String> {
+        let of_limits = self.limits.iter().filter_map(|(limit, _)| log_limit::warning(limit));
+        of_limits
+            .chain(self.policy.checked.warnings.iter().map(|warning| format!("policy: {warning}")))
             .collect()
     }
 }
@@ -203,7 +215,8 @@ pub fn load(
     let identity =
         identity::validate(&file.identity, &mut |field, why| mistakes.push((field.to_owned(), why)));
     let identity = Arc::new(identity);
-    let context = PolicyContext::new(file.client_address.ipv6_prefix, Arc::clone(&identity));
+    let context = PolicyContext::new(file.client_address.ipv6_prefix, Arc::clone(&identity))
+        .with_log_limit_max(file.sliding_window.max_limit);
     let policy = policy_of(&file, &layers, path, &context, &mut errors);
     let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
     mistakes.into_iter().for_each(|(field, why)| report(&field, why));
@@ -362,6 +375,9 @@ fn validate(
             report(field, "at least 1ms".to_owned());
         }
     }
+    if !(1..=LOG_LIMIT_CEILING).contains(&file.sliding_window.max_limit) {
+        report("sliding_window.max_limit", format!("between 1 and {LOG_LIMIT_CEILING}"));
+    }
     if ![503, 429].contains(&file.api.closed_status) {
         report("api.closed_status", "503 or 429".to_owned());
     }
@@ -383,7 +399,7 @@ fn validate(
         admin_listen: file.admin.listen.0,
         store: store::validate(file, report),
         guard: guard::validate(&file.guard, report),
-        limits: limits::validate(&file.api, report),
+        limits: limits::validate(&file.api, file.sliding_window.max_limit, report),
         policy,
         identity,
         closed_status: file.api.closed_status,
@@ -403,6 +419,7 @@ fn validate(
             drain_delay: file.server.drain_delay.0,
             drain_timeout: file.server.drain_timeout.0,
         },
+        log_limit_max: file.sliding_window.max_limit,
         log_level: file.log.level.clone(),
         log_format: file.log.format,
     }

@@ -10,6 +10,7 @@ mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod identity; // who is asking: what a client can invent, and what is verified
+mod logs; // sliding logs: how large they may be, and what they keep
 mod nodes; // many nodes on one store
 mod outage_log; // what an operator reads about an outage
 mod outages; // a store that is gone

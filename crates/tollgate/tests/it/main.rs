@@ -8,6 +8,7 @@ mod failover; // primaries that change under load
 mod guard; // answers without the store
 mod lease; // nodes that borrow
 mod lending; // loans are the same in Rust and in the store
+mod logs; // the work of one call on a sliding log is bounded
 mod memory; // the memory engine: floods, expiry, threads
 mod overload; // stores that can be reached but do not decide
 mod panics; // callers that panic

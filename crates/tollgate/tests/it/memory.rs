@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use tollgate::algorithm::Algorithm;
 use tollgate::{
     Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig,
-    MemoryEngine, MemoryLimiter, Micros, Outcome, Rate, RateLimiter, SlidingCounter, SlidingLog, State,
-    Timestamp, TokenBucket,
+    MemoryEngine, MemoryLimiter, Micros, Outcome, Rate, RateLimiter, Retention, SlidingCounter, SlidingLog,
+    State, Timestamp, TokenBucket,
 };
 
 /// Today, on a clock that is handed in.
@@ -288,7 +288,8 @@ fn families() -> Vec<Vec<Limit>> {
         |permits, parts| Limit::SlidingCounter(SlidingCounter::new(minute(permits), parts, false).unwrap());
     let log = |permits, rate: u64| {
         let rate = Rate::new(permits, Micros::from_secs(rate)).unwrap();
-        Limit::SlidingLog(SlidingLog::new(rate).unwrap().retaining(Micros::from_secs(60)))
+        let retention = Retention { time: Micros::from_secs(60), entries: 8 };
+        Limit::SlidingLog(SlidingLog::new(rate).unwrap().retaining(retention))
     };
     vec![
         vec![

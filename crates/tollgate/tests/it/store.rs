@@ -13,7 +13,7 @@ use crate::run;
 
 /// The privileges that Tollgate needs, as docs/redis.md has them.
 pub(crate) const ACL: &str = "resetkeys ~rate_limiter:* resetchannels -@all +evalsha +script|load +time +ping +hmget +hset \
-     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +del";
+     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyrank +unlink";
 
 /// An engine with patience, and its driver running.
 pub(crate) fn engine_with(url: &str, set: impl FnOnce(&mut RedisConfig)) -> RedisEngine {
@@ -321,7 +321,7 @@ fn the_least_privileges_are_enough_with_sentinels_and_on_a_cluster() {
     run(async {
         let trio = SentinelTrio::start();
         let servers: Vec<_> = trio.stores().into_iter().map(|address| trio.store(address)).collect();
-        let url = with_user(&trio.url(), "+role +getrange +setrange", &servers);
+        let url = with_user(&trio.url(), "+role", &servers);
         let packed = engine_with(&url, |config| config.sliding_log = LogStorage::Packed);
         let logs = packed.limiter("sliding_window", named_limit("sliding_log"));
         assert!(logs.try_acquire("user:1", 1).await.unwrap().is_admitted());
@@ -352,6 +352,7 @@ fn the_recommended_settings_are_valid() {
     let server = RedisServer::build().append_only().args(&["--include", conf]).start();
     assert!(server.cli(&["CONFIG", "GET", "maxmemory-policy"]).contains("noeviction"));
     assert!(server.cli(&["CONFIG", "GET", "appendfsync"]).contains("everysec"));
+    assert!(server.cli(&["CONFIG", "GET", "lazyfree-lazy-expire"]).contains("yes"));
     run(async {
         assert!(slow_bucket(&engine(&server.url())).try_acquire("user:1", 1).await.unwrap().is_admitted())
     });

@@ -7,7 +7,7 @@ use tollgate::{
 
 use super::file::{LimitFields, PolicyFile, RuleFields};
 use super::text::{AlgorithmText, FactorText, LimitItem, LimitText, Many, QuotaText, Unit};
-use crate::config::limits::{LOG_LIMIT_MAX, Refill, Settings};
+use crate::config::limits::{Refill, Settings};
 
 /// What a limit has that does not say it itself.
 #[derive(Clone, Copy)]
@@ -51,9 +51,6 @@ pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, St
             FixedWindow::new(rate).map(|it| Limit::FixedWindow(it.counting_denied(fields.count_denied)))
         }
         AlgorithmName::SlidingWindow => {
-            if rate.permits() > LOG_LIMIT_MAX {
-                return Err(format!("at most {LOG_LIMIT_MAX} permits; a log keeps every one of them"));
-            }
             SlidingLog::new(rate).map(|it| Limit::SlidingLog(it.counting_denied(fields.count_denied)))
         }
         AlgorithmName::SlidingWindowCounter => {

@@ -23,6 +23,7 @@ use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
 use self::matching::{keys, matching, never_has_key};
 use self::rule_limits::Of;
 use self::text::{LimitItem, Many};
+use crate::config::log_limit::LOG_LIMIT_CEILING;
 use crate::identity::IdentityConfig;
 
 /// A policy, and how each of its limits is kept in a store.
@@ -36,6 +37,8 @@ pub struct CheckedPolicy {
     pub settings: Vec<LimitSettings>,
     /// What there is to know beyond what was written.
     pub remarks: Vec<String>,
+    /// What may be more than was meant, such as the memory that a log takes.
+    pub warnings: Vec<String>,
     /// What was written, without what only repeats a default.
     pub written: serde_json::Value,
 }
@@ -53,11 +56,18 @@ impl CheckedPolicy {
 pub struct PolicyContext {
     ipv6_prefix: u8,
     identity: Arc<IdentityConfig>,
+    /// The largest limit that a log may have.
+    log_limit_max: u64,
 }
 
 impl PolicyContext {
     pub(crate) fn new(ipv6_prefix: u8, identity: Arc<IdentityConfig>) -> Self {
-        Self { ipv6_prefix, identity }
+        Self { ipv6_prefix, identity, log_limit_max: LOG_LIMIT_CEILING }
+    }
+
+    /// The same with the largest limit that logs may have in this service.
+    pub(crate) fn with_log_limit_max(self, log_limit_max: u64) -> Self {
+        Self { log_limit_max, ..self }
     }
 }
 
@@ -119,6 +129,7 @@ pub(super) fn validate(
         context,
         settings: Vec::new(),
         remarks: Vec::new(),
+        warnings: Vec::new(),
         distinct: HashSet::new(),
         tiers: Vec::new(),
         file,
@@ -130,9 +141,9 @@ pub(super) fn validate(
     building.rules();
     building.default_rule();
     building.remark_on_unverified_api_keys();
-    let Building { parts, settings, remarks, .. } = building;
+    let Building { parts, settings, remarks, warnings, .. } = building;
     let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
-    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, written }
+    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, warnings, written }
 }
 
 struct Building<'a> {
@@ -142,6 +153,7 @@ struct Building<'a> {
     parts: PolicyParts,
     settings: Vec<LimitSettings>,
     remarks: Vec<String>,
+    warnings: Vec<String>,
     /// The limits that were made, each once.
     distinct: HashSet<Limit>,
     /// By family, then by tier: where they are written, and the limits.

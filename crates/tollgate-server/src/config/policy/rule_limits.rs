@@ -7,6 +7,7 @@ use super::Building;
 use super::file::{PolicyFile, RuleFields};
 use super::limit::{Defaults, make, part_of, settings};
 use super::text::{FactorText, LimitItem, Many};
+use crate::config::log_limit;
 
 /// Limits of all rules, with their tiers and factors: some megabytes.
 const LIMITS_MAX: usize = 20_000;
@@ -177,6 +178,9 @@ impl Building<'_> {
                     continue;
                 }
             };
+            if let Some(why) = log_limit::refusal(&limit, self.context.log_limit_max) {
+                self.wrong(&place, why);
+            }
             if settings.failover_guard && matches!(limit, Limit::SlidingLog(_)) {
                 self.wrong(&place, "a log has no failover guard; SLIDING_WINDOW_COUNTER does");
             }
@@ -190,6 +194,9 @@ impl Building<'_> {
             }
             if let Some(remark) = crate::config::limits::explain(&(limit, settings)) {
                 self.remarks.push(format!("{rule}: {remark}"));
+            }
+            if let Some(warning) = log_limit::warning(&limit) {
+                self.warnings.push(format!("{rule}: {warning}"));
             }
             made.push(self.parts.limits.len());
             self.parts.limits.push(RuleLimit {

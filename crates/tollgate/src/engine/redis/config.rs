@@ -47,13 +47,13 @@ pub struct RedisConfig {
 }
 
 /// How a sliding log is kept in the store. Decisions are the same; memory and speed are not. Logs of one storage are not seen
-/// by the other: the keys of `Packed` are `rate_limiter:SCOPE_packed:KEY`.
+/// by the other: the keys of `Packed` are `rate_limiter:SCOPE_chunks:KEY`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogStorage {
     /// A sorted set, which `redis-cli` shows entry by entry.
     #[default]
     SortedSet,
-    /// A string of binary entries: a fraction of the memory, and faster.
+    /// A hash of chunks of binary entries: a fraction of the memory.
     Packed,
 }
 
@@ -61,7 +61,7 @@ impl LogStorage {
     /// What is added to a scope, so that no key means two things.
     pub(super) const fn suffix(self, limit: &Limit) -> &'static str {
         match (limit, self) {
-            (Limit::SlidingLog(_), Self::Packed) => "_packed",
+            (Limit::SlidingLog(_), Self::Packed) => "_chunks",
             (Limit::SlidingLog(_), Self::SortedSet)
             | (
                 Limit::TokenBucket(_)

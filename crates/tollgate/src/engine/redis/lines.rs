@@ -49,7 +49,7 @@ impl Step {
 }
 
 /// How many times one call may have to look for the earliest start: for each ask that waits or that is not as the one before.
-/// A log is searched in about a hundred microseconds, a counter in about half of one for each of its sub-buckets, and buckets
+/// A log is searched in less than a hundred microseconds, a counter in about half of one for each of its sub-buckets, and buckets
 /// and windows need no search.
 fn searches_max(limit: &Limit) -> usize {
     match limit {
@@ -58,7 +58,7 @@ fn searches_max(limit: &Limit) -> usize {
         | Limit::LeakyBucket(_)
         | Limit::FixedWindow(_)
         | Limit::CalendarQuota(_) => BATCH_MAX,
-        Limit::SlidingLog(_) => 16,
+        Limit::SlidingLog(_) => 8,
         Limit::SlidingCounter(it) => (2_048 / it.sub_buckets() as usize).clamp(1, 32),
     }
 }

@@ -9,6 +9,7 @@ mod control;
 mod discovery;
 mod driver;
 mod error;
+mod expiry;
 mod fuse;
 mod late;
 mod lines;
@@ -144,7 +145,7 @@ impl RedisEngine {
         (Self(Arc::new(inner)), driver)
     }
 
-    /// A limiter over the keys of `scope`: `rate_limiter:SCOPE:KEY` in the store, `rate_limiter:SCOPE_packed:KEY` for a
+    /// A limiter over the keys of `scope`: `rate_limiter:SCOPE:KEY` in the store, `rate_limiter:SCOPE_chunks:KEY` for a
     /// packed log.
     pub fn limiter(&self, scope: &str, limit: Limit) -> RedisLimiter {
         let id = self.0.limiters.fetch_add(1, Ordering::Relaxed);

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tollgate_core::{BreakerConfig, Timestamp};
 
 use super::error::{StoreError, connect_error, is_refusal};
+use super::expiry::warn_of_blocking_expiry;
 use super::fuse::{Crossing, Fuse};
 use super::script::{SCRIPTS, Script};
 use super::takeover::{Takeover, Takeovers};
@@ -499,6 +500,7 @@ impl Node {
             load(&mut connection, SCRIPTS.all()).await?;
             self.probe_clock(&mut connection).await?;
             self.look_at_history(&mut connection).await;
+            warn_of_blocking_expiry(&self.name, &mut connection).await;
             self.warn_of_eviction(&mut connection).await;
             RedisResult::Ok(connection)
         };

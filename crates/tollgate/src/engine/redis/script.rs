@@ -4,7 +4,9 @@ use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use redis::Cmd;
-use tollgate_core::{Ask, Calendar, LeakyMode, LeaseTerms, Limit, Micros, Period, Timestamp, TokenBucket};
+use tollgate_core::{
+    Ask, Calendar, LeakyMode, LeaseTerms, Limit, Micros, Period, Retention, Timestamp, TokenBucket,
+};
 
 use super::LogStorage;
 use super::control::{ASSIGNED_MAX, AssignedTier};
@@ -34,7 +36,8 @@ const PRELUDE: &str = include_str!("lua/prelude.lua");
 const TOKENS: &str = "local AMOUNT, DATED, WATER = 'tokens', 'last_refill', false\n";
 const WATER: &str = "local AMOUNT, DATED, WATER = 'level', 'last_leak', true\n";
 const BUCKET: &str = include_str!("lua/bucket.lua");
-/// What both ways of keeping a log do, behind the text that reads one.
+/// What both ways of keeping a log do, before and behind the text that reads and writes one.
+const LOG_HEAD: &str = include_str!("lua/log_head.lua");
 const LOG: &str = include_str!("lua/log.lua");
 /// By [`home`]: a name, and the texts that make up the script.
 const BODIES: [(&str, &[&str]); 8] = [
@@ -42,9 +45,9 @@ const BODIES: [(&str, &[&str]); 8] = [
     ("interval_bucket", &[include_str!("lua/interval_bucket.lua")]),
     ("leaky_bucket", &[WATER, BUCKET]),
     ("fixed_window", &[include_str!("lua/fixed_window.lua")]),
-    ("sliding_log", &[include_str!("lua/sliding_log.lua"), LOG]),
+    ("sliding_log", &[LOG_HEAD, include_str!("lua/sliding_log.lua"), LOG]),
     ("sliding_counter", &[include_str!("lua/sliding_counter.lua")]),
-    ("sliding_log_packed", &[include_str!("lua/sliding_log_packed.lua"), LOG]),
+    ("sliding_log_packed", &[LOG_HEAD, include_str!("lua/sliding_log_packed.lua"), LOG]),
     ("calendar_quota", &[include_str!("lua/calendar_quota.lua")]),
 ];
 const SEVERAL_HEAD: &str = include_str!("lua/several_head.lua");
@@ -240,8 +243,12 @@ fn add_parameters(numbers: &mut Numbers, limit: &Limit, now: Option<Timestamp>) 
             numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
         }
         Limit::SlidingLog(it) => {
-            numbers.add([it.limit() as i64, it.window().get() as i64, it.retention().get() as i64]);
-            numbers.add([i64::from(it.counts_denied())]);
+            numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
+            let (lapsing, until) = it.lapsing().unwrap_or_default();
+            for Retention { time, entries } in [it.retention(), lapsing] {
+                numbers.add([time.max(it.window()).get() as i64, entries.min(1 << 52) as i64]);
+            }
+            numbers.add([until.as_micros() as i64]);
         }
         Limit::SlidingCounter(it) => {
             let tick = if it.is_strict() { 0 } else { it.tick() as i64 };
@@ -302,7 +309,7 @@ pub(super) struct Command {
 /// The command that forgets a key.
 pub(super) fn forget(key: &str) -> Command {
     let mut said = Cmd::new();
-    said.arg("DEL").arg(key);
+    said.arg("UNLINK").arg(key);
     Command { said, script: None }
 }
 
