@@ -61,7 +61,7 @@ impl Home {
             connection: self.connection.clone(),
             stored: format!("rate_limiter:{scope}{suffix}:{key}"),
             key,
-            expires_us: None,
+            life: Life::default(),
         }
     }
 }
@@ -73,8 +73,20 @@ struct Twins {
     connection: MultiplexedConnection,
     key: String,
     stored: String,
-    /// When the key in Redis would be gone, in the time that is handed in.
+    life: Life,
+}
+
+/// How long the key in Redis lives, in the time that is handed in.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    /// When the key would be gone.
     expires_us: Option<u64>,
+    /// Whether Redis has forgotten what memory may still have.
+    is_forgotten: bool,
+    /// The last time that was handed in.
+    seen_us: u64,
+    /// What the server's own clock said before the last operation.
+    server_us: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -94,14 +106,31 @@ enum Op {
 }
 
 impl Twins {
-    /// Forgets the key in both homes when its time to live has passed. (Both must: a state that is still there tells a
-    /// clock that was set back afterwards from one that was not.)
+    /// Forgets the key in Redis when its time to live has passed. Memory keeps its state, so a time to live that is too short shows
+    /// as a difference. (Only a clock that is set back afterwards may tell the two apart: then memory forgets, too.)
     async fn expire(&mut self, now: u64) {
-        if self.expires_us.is_some_and(|expires| expires <= now) {
-            let _: () = redis::cmd("DEL").arg(&self.stored).query_async(&mut self.connection).await.unwrap();
+        if self.life.is_forgotten && now < self.life.seen_us {
             self.memory.reset(&self.key);
-            self.expires_us = None;
         }
+        if self.life.expires_us.is_some_and(|expires| expires <= now) {
+            let _: () = redis::cmd("DEL").arg(&self.stored).query_async(&mut self.connection).await.unwrap();
+            self.life.expires_us = None;
+            self.life.is_forgotten = true;
+        }
+        self.life.seen_us = now;
+    }
+
+    /// A time that is handed in, or now and then the one at which the key in Redis is gone.
+    fn or_expired(&self, random: &mut Random, now: u64) -> u64 {
+        match self.life.expires_us {
+            Some(expires) if random.one_in(24) => now.max(expires),
+            _ => now,
+        }
+    }
+
+    async fn server_us(&mut self) -> u64 {
+        let (secs, us): (u64, u64) = redis::cmd("TIME").query_async(&mut self.connection).await.unwrap();
+        secs * 1_000_000 + us
     }
 
     fn in_memory(&self, op: &Op) -> Vec<Decision> {
@@ -125,6 +154,9 @@ impl Twins {
     }
 
     async fn in_redis(&mut self, op: &Op, now: u64) -> Vec<Decision> {
+        if self.life.server_us == 0 {
+            self.life.server_us = self.server_us().await;
+        }
         let (limiter, key) = (&self.redis, &self.key);
         let decisions = match op {
             Op::Take(ask) => vec![limiter.acquire(key, *ask).await.unwrap()],
@@ -142,12 +174,13 @@ impl Twins {
             }
             Op::Reset => {
                 limiter.reset(key).await.unwrap();
-                self.expires_us = None;
+                (self.life.expires_us, self.life.is_forgotten) = (None, false);
                 Vec::new()
             }
         };
         // The server's clock is not the one of the trace: what it would forget is forgotten by the trace's.
-        let (left, ()): (i64, ()) = redis::pipe()
+        let ((secs, us), left, ()): ((u64, u64), i64, ()) = redis::pipe()
+            .cmd("TIME")
             .cmd("PTTL")
             .arg(&self.stored)
             .cmd("PERSIST")
@@ -156,11 +189,16 @@ impl Twins {
             .await
             .unwrap();
         assert_ne!(left, 0, "a key is never written without time to live");
+        let server_us = secs * 1_000_000 + us;
         if left > 0 {
-            self.expires_us = Some(now + left as u64 * 1_000);
+            // What has passed on the server's clock since the key was written is at most this, and a millisecond for rounding.
+            let passed_us = server_us.saturating_sub(self.life.server_us) + 1_000;
+            self.life.expires_us = Some(now + left as u64 * 1_000 + passed_us);
         } else if left == -1 {
-            assert!(self.expires_us.is_some(), "a key without time to live");
+            assert!(self.life.expires_us.is_some(), "a key without time to live");
         }
+        self.life.is_forgotten &= left == -2;
+        self.life.server_us = server_us;
         decisions
     }
 }
@@ -234,8 +272,8 @@ fn random_ask(random: &mut Random, limit: &Limit) -> Ask {
     Ask { cost, wait: random.one_in(3).then(|| Micros::new(random.below(horizon + horizon / 4 + 1))) }
 }
 
-fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)]) -> Op {
-    match random.below(16) {
+fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)], now: u64) -> Op {
+    match random.below(18) {
         0 => Op::Reset,
         1 => {
             let permits = random_ask(random, limit).cost;
@@ -243,6 +281,11 @@ fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)]) -> Op {
         }
         2 | 3 if !grants.is_empty() => {
             let (permits, at) = grants[grants.len() - 1 - random.below(grants.len().min(3) as u64) as usize];
+            Op::Refund { permits, at }
+        }
+        // A reservation that is cancelled before it starts.
+        16 | 17 if grants.last().is_some_and(|(_, at)| *at > now) => {
+            let (permits, at) = grants[grants.len() - 1];
             Op::Refund { permits, at }
         }
         4 | 5 => Op::Peek(random_ask(random, limit)),
@@ -291,11 +334,12 @@ async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
         let mut grants = Vec::new();
         for step in 0..300 {
             now = random_time(&mut random, now, limit.horizon().get());
+            now = twins.or_expired(&mut random, now);
             if now > TIME_MAX {
                 break;
             }
             home.clock.set(Timestamp::from_micros(now));
-            let op = random_op(&mut random, &limit, &grants);
+            let op = random_op(&mut random, &limit, &grants, now);
             twins.expire(now).await;
             let memory = twins.in_memory(&op);
             let redis = twins.in_redis(&op, now).await;
@@ -308,6 +352,9 @@ async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
                 Op::TakeEach(asks) => asks.clone(),
                 _ => Vec::new(),
             };
+            if matches!(op, Op::Refund { permits, at } if grants.last() == Some(&(permits, at))) {
+                grants.pop();
+            }
             for (ask, decision) in asks.iter().zip(&memory).filter(|(_, decision)| decision.is_admitted()) {
                 grants.push((ask.cost, now + decision.outcome.delay().get()));
             }
@@ -386,11 +433,12 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
             }
             let (limit, twins) = (&limits[which], &mut all[which]);
             now = random_time(&mut random, now, limit.horizon().get());
+            now = twins.or_expired(&mut random, now);
             if now > TIME_MAX {
                 break;
             }
             home.clock.set(Timestamp::from_micros(now));
-            let op = random_op(&mut random, limit, &grants);
+            let op = random_op(&mut random, limit, &grants, now);
             twins.expire(now).await;
             let memory = twins.in_memory(&op);
             let redis = twins.in_redis(&op, now).await;
@@ -415,12 +463,15 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
                 Op::TakeEach(asks) => asks.clone(),
                 _ => Vec::new(),
             };
+            if matches!(op, Op::Refund { permits, at } if grants.last() == Some(&(permits, at))) {
+                grants.pop();
+            }
             for (ask, decision) in asks.iter().zip(&memory).filter(|(_, decision)| decision.is_admitted()) {
                 grants.push((ask.cost, now + decision.outcome.delay().get()));
             }
             done += asks.len().max(1) as u64;
-            let expires_us = all[which].expires_us;
-            all.iter_mut().for_each(|twins| twins.expires_us = expires_us);
+            let life = all[which].life;
+            all.iter_mut().for_each(|twins| twins.life = life);
         }
     }
     println!(
@@ -523,7 +574,7 @@ fn a_packed_log_grows_goes_round_and_shrinks() {
                 now += if random.one_in(500) { limit * random.below(12) } else { random.below(20) };
                 home.clock.set(Timestamp::from_micros(now));
                 let op = match random.below(40) {
-                    0 => random_op(&mut random, twins.memory.limit(), &grants),
+                    0 => random_op(&mut random, twins.memory.limit(), &grants, now),
                     1 if !grants.is_empty() => {
                         let (permits, at) = grants[random.below(grants.len() as u64) as usize];
                         Op::Refund { permits, at }
