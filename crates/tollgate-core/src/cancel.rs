@@ -6,8 +6,8 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{FixedWindow, IntervalBucket, IntervalState, LeakyMode, TokenBucket, WindowState};
 use crate::algorithm::{Algorithm, BucketState};
+use crate::algorithm::{FixedWindow, IntervalBucket, IntervalState, LeakyMode, TokenBucket, WindowState};
 use crate::limit::{Limit, State};
 use crate::time::Timestamp;
 
@@ -172,8 +172,8 @@ impl FixedWindow {
 
     /// What was left of the running window when it was skipped, unless something is still promised to the next one.
     fn restore(&self, state: &mut WindowState, forgone: Forgone) -> bool {
-        let is_free = state.count <= self.limit() as i64
-            && forgone.start == (state.window + 1) * self.window().us();
+        let is_free =
+            state.count <= self.limit() as i64 && forgone.start == (state.window + 1) * self.window().us();
         if is_free {
             state.count = (state.count - forgone.units).max(0);
         }

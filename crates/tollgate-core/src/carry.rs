@@ -284,7 +284,11 @@ impl State {
 
     /// A plain state with this beside it.
     pub fn with(self, beside: Beside) -> Self {
-        if beside == Beside::default() { self } else { Self::Carried(Box::new(Carried { state: self, beside })) }
+        if beside == Beside::default() {
+            self
+        } else {
+            Self::Carried(Box::new(Carried { state: self, beside }))
+        }
     }
 }
 

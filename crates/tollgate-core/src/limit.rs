@@ -242,9 +242,8 @@ impl Algorithm for Limit {
     fn decide(&self, state: &mut State, now: Timestamp, ask: Ask) -> Outcome {
         self.adopt(state, now);
         let before = (ask.wait.is_some() && self.forgoes()).then(|| state.plain().clone());
-        let outcome = self.with_beside(state, now, |state| {
-            dispatch!(self, state, now, |it, own| it.decide(own, now, ask))
-        });
+        let outcome = self
+            .with_beside(state, now, |state| dispatch!(self, state, now, |it, own| it.decide(own, now, ask)));
         match (outcome, before) {
             (Outcome::Admitted { delay }, Some(before)) if delay > Micros::ZERO => {
                 self.note_forgone(state, &before, now, ask.cost, now.after(delay));
@@ -279,9 +278,7 @@ impl Algorithm for Limit {
 
     fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
         self.adopt(state, now);
-        self.with_beside(state, now, |state| {
-            dispatch!(self, state, now, |it, own| it.charge(own, now, cost))
-        })
+        self.with_beside(state, now, |state| dispatch!(self, state, now, |it, own| it.charge(own, now, cost)))
     }
 
     fn full_at(&self, state: &State) -> Timestamp {

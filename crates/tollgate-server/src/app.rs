@@ -144,10 +144,8 @@ async fn engine(config: &Config, clock: Clock) -> Result<Engine> {
     match &config.store {
         Store::Memory(memory) => Ok(Engine::Memory(MemoryEngine::new(*memory, clock))),
         Store::Redis { config, require } => {
-            let config = RedisConfig {
-                clock: Some(clock.clone()).filter(Clock::is_manual),
-                ..(**config).clone()
-            };
+            let config =
+                RedisConfig { clock: Some(clock.clone()).filter(Clock::is_manual), ..(**config).clone() };
             let within = config.connect_timeout * 2;
             let (engine, driver) = RedisEngine::new(config);
             // Ends with the engine: decisions need it until the last request is answered.

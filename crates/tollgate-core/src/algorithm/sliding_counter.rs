@@ -366,13 +366,7 @@ impl Algorithm for SlidingCounter {
 
     fn fresh(&self, now: Timestamp) -> CounterState {
         let first = now.us() / self.length() - self.buckets();
-        CounterState {
-            seen: now.us(),
-            tail: now.us(),
-            first,
-            counts: SmallVec::new(),
-            waiting: Vec::new(),
-        }
+        CounterState { seen: now.us(), tail: now.us(), first, counts: SmallVec::new(), waiting: Vec::new() }
     }
 
     #[inline]

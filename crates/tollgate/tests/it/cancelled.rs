@@ -23,7 +23,12 @@ fn limits() -> Vec<(&'static str, Limit, u64, u64)> {
     vec![
         ("fixed window", Limit::FixedWindow(FixedWindow::new(rate).unwrap()), 1, 100),
         ("interval", Limit::IntervalBucket(interval), 1, 100),
-        ("token bucket", Limit::TokenBucket(TokenBucket::new(7, Rate::new(3, Micros::new(7)).unwrap()).unwrap()), 3, 7),
+        (
+            "token bucket",
+            Limit::TokenBucket(TokenBucket::new(7, Rate::new(3, Micros::new(7)).unwrap()).unwrap()),
+            3,
+            7,
+        ),
         ("meter", leaky(LeakyMode::Meter), 4, 10),
         ("queue", leaky(LeakyMode::Queue), 4, 6),
         ("log", Limit::SlidingLog(SlidingLog::new(rate).unwrap()), 1, 100),

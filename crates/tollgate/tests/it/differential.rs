@@ -62,6 +62,7 @@ impl Home {
             stored: format!("rate_limiter:{scope}{suffix}:{key}"),
             key,
             life: Life::default(),
+            is_retained: true,
         }
     }
 }
@@ -74,13 +75,20 @@ struct Twins {
     key: String,
     stored: String,
     life: Life,
+    /// Whether a log is kept for the longest window that it may come under.
+    is_retained: bool,
 }
+
+/// What was consumed under earlier limits is forgotten after 35 years, paid or not.
+const PAID_WITHIN_US: u64 = 1 << 50;
 
 /// How long the key in Redis lives, in the time that is handed in.
 #[derive(Clone, Copy, Default)]
 struct Life {
     /// When the key would be gone.
     expires_us: Option<u64>,
+    /// Whether memory forgets at the same time: where the store forgets what still matters, and says so.
+    is_cut: bool,
     /// Whether Redis has forgotten what memory may still have.
     is_forgotten: bool,
     /// The last time that was handed in.
@@ -109,10 +117,11 @@ impl Twins {
     /// Forgets the key in Redis when its time to live has passed. Memory keeps its state, so a time to live that is too short shows
     /// as a difference. (Only a clock that is set back afterwards may tell the two apart: then memory forgets, too.)
     async fn expire(&mut self, now: u64) {
-        if self.life.is_forgotten && now < self.life.seen_us {
+        let is_gone = self.life.expires_us.is_some_and(|expires| expires <= now);
+        if self.life.is_forgotten && now < self.life.seen_us || is_gone && self.life.is_cut {
             self.memory.reset(&self.key);
         }
-        if self.life.expires_us.is_some_and(|expires| expires <= now) {
+        if is_gone {
             let _: () = redis::cmd("DEL").arg(&self.stored).query_async(&mut self.connection).await.unwrap();
             self.life.expires_us = None;
             self.life.is_forgotten = true;
@@ -193,7 +202,9 @@ impl Twins {
         if left > 0 {
             // What has passed on the server's clock since the key was written is at most this, and a millisecond for rounding.
             let passed_us = server_us.saturating_sub(self.life.server_us) + 1_000;
-            self.life.expires_us = Some(now + left as u64 * 1_000 + passed_us);
+            let lasts_us = left as u64 * 1_000 + passed_us;
+            self.life.expires_us = Some(now + lasts_us);
+            self.life.is_cut = lasts_us >= PAID_WITHIN_US || !self.is_retained;
         } else if left == -1 {
             assert!(self.life.expires_us.is_some(), "a key without time to live");
         }
@@ -424,6 +435,13 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
         let memory = MemoryEngine::new(MemoryConfig { max_keys: 64 }, home.clock.clone());
         let mut all: Vec<_> =
             limits.iter().map(|limit| home.twins_in(&memory, *limit, format!("changing:{done}"))).collect();
+        let longest = limits.iter().map(Limit::horizon).max().unwrap();
+        for twins in &mut all {
+            twins.is_retained = limits.iter().all(|limit| match limit {
+                Limit::SlidingLog(log) => log.retention() >= longest,
+                _ => true,
+            });
+        }
         let mut now = [0, 1_763_000_000_000_000][random.below(2) as usize] + random.below(1_000_000);
         let (mut grants, mut which) = (Vec::new(), 0);
         for step in 0..200 {

@@ -91,8 +91,7 @@ impl Call {
         let change = match steps {
             [Step::Reset] => self.inner.call(key, slot, deadline, |_| script::forget(key)).await,
             [Step::Change(it)] => {
-                let say =
-                    |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.distrust, to), to);
+                let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.distrust, to), to);
                 self.inner.call(key, slot, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
