@@ -4,27 +4,38 @@
 //! ([`Over`]), takes no room there, and counts again as soon as a larger limit asks. So nobody gets permits by changing back and forth.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::fmt;
 
 use crate::algorithm::{Algorithm, FixedWindow, IntervalBucket, LeaseState, SlidingCounter, TokenBucket};
+use crate::cancel::Forgone;
 use crate::limit::{Limit, State};
 use crate::rate::Rate;
 use crate::time::{Micros, Timestamp};
 
-/// A state, and what was consumed under earlier limits beyond what it can hold.
+/// A state, and what is kept beside it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Carried {
     /// The state by which the limit decides. Never itself a carried one.
     pub state: State,
     /// The rest.
+    pub beside: Beside,
+}
+
+/// What is kept beside a state.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Beside {
+    /// What was consumed under earlier limits beyond what the state can hold.
     pub over: Over,
+    /// What reservations have taken beyond their costs, the latest start last.
+    pub forgone: Vec<Forgone>,
 }
 
 /// Permits that were consumed and that a state has no room for.
 ///
 /// A bucket pays them with what would overflow its brim, so that everything consumed flows back at the bucket's own rate. A window and
 /// a counter keep them until an instant, and add to them whatever is taken until then.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Over {
     /// Whole permits.
     pub permits: i64,
@@ -105,7 +116,8 @@ impl Limit {
         if self.understands(from) {
             return state;
         }
-        let (state, over) = state.into_plain();
+        // What is forgone is counted in the former limit's units, and is lost.
+        let (state, Beside { over, .. }) = state.into_plain();
         let carried = match (self, from, state) {
             (Self::FixedWindow(it), Self::FixedWindow(from), State::Window(state)) => {
                 let (state, over) = it.carry_over(from, state, over, now);
@@ -124,7 +136,7 @@ impl Limit {
         // From the time of the former limit, which may have had longer ticks, to now.
         let settled = self.settled(&state, now);
         let over = self.over_after(over, &state, &settled, now);
-        settled.with_over(over)
+        settled.with(over.into())
     }
 
     /// Whether states of another limit mean the same under this one.
@@ -175,8 +187,8 @@ impl Limit {
         Some((State::Bucket(state), over))
     }
 
-    /// Runs `change` on a state, or on the one that it carries, and keeps account of what lies over.
-    pub(crate) fn with_over<R>(
+    /// Runs `change` on a state, or on the one that it carries, and keeps account of what is beside it.
+    pub fn with_beside<R>(
         &self,
         state: &mut State,
         now: Timestamp,
@@ -186,16 +198,19 @@ impl Limit {
         if !matches!(state, State::Carried(_) | State::Lent(_)) {
             return change(state);
         }
-        let (before, over) = state.clone().into_plain();
+        let (before, beside) = state.clone().into_plain();
         let result = change(state.plain_mut());
-        let over = self.over_after(over, &before, state.plain(), now);
-        *state = state.plain().clone().with_over(over);
+        if before != *state.plain() {
+            let over = self.over_after(beside.over, &before, state.plain(), now);
+            let forgone = self.still_forgone(beside.forgone, state.plain());
+            *state = state.plain().clone().with(Beside { over, forgone });
+        }
         result
     }
 
     /// What lies over when a change at `now` has made one state of another. A state that was only looked at, or that has denied, is the
     /// same as before, and so is what lies over.
-    pub fn over_after(&self, over: Over, before: &State, after: &State, now: Timestamp) -> Over {
+    fn over_after(&self, over: Over, before: &State, after: &State, now: Timestamp) -> Over {
         if before == after {
             return over;
         }
@@ -253,23 +268,33 @@ impl Limit {
 }
 
 impl State {
-    /// The state by which a limit decides, and what lies over.
-    pub fn into_plain(self) -> (Self, Over) {
+    /// The state by which a limit decides, and what is beside it.
+    pub fn into_plain(self) -> (Self, Beside) {
         match self {
-            Self::Carried(carried) => (carried.state, carried.over),
+            Self::Carried(carried) => (carried.state, carried.beside),
             plain @ (Self::Bucket(_)
             | Self::Lent(_)
             | Self::Interval(_)
             | Self::Window(_)
             | Self::Log(_)
             | Self::Counter(_)
-            | Self::Calendar(_)) => (plain, Over::NONE),
+            | Self::Calendar(_)) => (plain, Beside::default()),
         }
     }
 
-    /// A plain state with so much lying over.
-    pub fn with_over(self, over: Over) -> Self {
-        if over == Over::NONE { self } else { Self::Carried(Box::new(Carried { state: self, over })) }
+    /// A plain state with this beside it.
+    pub fn with(self, beside: Beside) -> Self {
+        if beside == Beside::default() {
+            self
+        } else {
+            Self::Carried(Box::new(Carried { state: self, beside }))
+        }
+    }
+}
+
+impl From<Over> for Beside {
+    fn from(over: Over) -> Self {
+        Self { over, forgone: Vec::new() }
     }
 }
 

@@ -21,6 +21,7 @@ extern crate alloc;
 pub mod algorithm;
 mod breaker;
 mod calendar;
+mod cancel;
 mod carry;
 mod decision;
 pub mod lease;
@@ -35,7 +36,8 @@ pub use algorithm::{
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
 pub use calendar::{Calendar, CalendarError, Cycle, Period, Weekday};
-pub use carry::{Carried, Over, Parameters};
+pub use cancel::Forgone;
+pub use carry::{Beside, Carried, Over, Parameters};
 pub use decision::{Ask, Decision, Outcome, Standing};
 pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
 pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};

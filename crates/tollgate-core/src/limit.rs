@@ -241,7 +241,18 @@ impl Algorithm for Limit {
 
     fn decide(&self, state: &mut State, now: Timestamp, ask: Ask) -> Outcome {
         self.adopt(state, now);
-        self.with_over(state, now, |state| dispatch!(self, state, now, |it, own| it.decide(own, now, ask)))
+        let before = (ask.wait.is_some() && self.forgoes()).then(|| state.plain().clone());
+        let outcome = self
+            .with_beside(state, now, |state| dispatch!(self, state, now, |it, own| it.decide(own, now, ask)));
+        match (outcome, before) {
+            (Outcome::Admitted { delay }, Some(before)) if delay > Micros::ZERO => {
+                self.note_forgone(state, &before, now, ask.cost, now.after(delay));
+            }
+            // The denial has counted what was left of the window.
+            (Outcome::Denied { .. }, _) if self.counts_denied_in_window() => Self::forgo_for_good(state),
+            (Outcome::Admitted { .. } | Outcome::Denied { .. } | Outcome::Impossible, _) => {}
+        }
+        outcome
     }
 
     fn standing(&self, state: &State, now: Timestamp) -> Standing {
@@ -251,19 +262,28 @@ impl Algorithm for Limit {
 
     fn refund(&self, state: &mut State, now: Timestamp, cost: u64, at: Timestamp) {
         self.adopt(state, now);
-        self.with_over(state, now, |state| {
-            dispatch!(self, state, now, |it, own| it.refund(own, now, cost, at))
-        })
+        let forgone = Self::forgone_for(state, at);
+        let restored = self.with_beside(state, now, |state| {
+            let before = forgone.map(|_| state.clone());
+            dispatch!(self, state, now, |it, own| it.refund(own, now, cost, at));
+            match (forgone, before) {
+                (Some(forgone), Some(before)) if *state != before => self.restore(state, forgone),
+                _ => false,
+            }
+        });
+        if restored {
+            Self::forget_forgone(state, at);
+        }
     }
 
     fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
         self.adopt(state, now);
-        self.with_over(state, now, |state| dispatch!(self, state, now, |it, own| it.charge(own, now, cost)))
+        self.with_beside(state, now, |state| dispatch!(self, state, now, |it, own| it.charge(own, now, cost)))
     }
 
     fn full_at(&self, state: &State) -> Timestamp {
         if let State::Carried(carried) = state {
-            return self.full_with_over(&carried.state, carried.over);
+            return self.full_with_over(&carried.state, carried.beside.over);
         }
         dispatch!(self, state, Timestamp::default(), |it, own| it.full_at(own))
     }

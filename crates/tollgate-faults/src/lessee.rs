@@ -133,8 +133,7 @@ impl Lessee {
     }
 
     async fn check(self) -> Result<()> {
-        let mut config = RedisConfig::new(self.store.parse().context("the store")?);
-        config.watch_failovers = self.failover_guard;
+        let config = RedisConfig::new(self.store.parse().context("the store")?);
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
         let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());

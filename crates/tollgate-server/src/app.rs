@@ -143,16 +143,11 @@ impl App {
 /// The engine for a store. One that cannot be reached is tried again and again, unless it is required.
 async fn engine(config: &Config, clock: Clock) -> Result<Engine> {
     let guard = config.guard;
-    let of_api = config.limits.iter().map(|(_, settings)| settings);
-    let watch_failovers = of_api.chain(&config.policy.checked.settings).any(|it| it.failover_guard);
     match &config.store {
         Store::Memory(memory) => Ok(Engine::Memory(MemoryEngine::new(*memory, clock))),
         Store::Redis { config, require } => {
-            let config = RedisConfig {
-                clock: Some(clock.clone()).filter(Clock::is_manual),
-                watch_failovers,
-                ..(**config).clone()
-            };
+            let config =
+                RedisConfig { clock: Some(clock.clone()).filter(Clock::is_manual), ..(**config).clone() };
             let within = config.connect_timeout * 2;
             let (engine, driver) = RedisEngine::new(config);
             // Ends with the engine: decisions need it until the last request is answered.

@@ -24,7 +24,7 @@ pub use fixed_window::{FixedWindow, WindowState};
 pub use interval_bucket::{IntervalBucket, IntervalState};
 pub use leaky_bucket::{LeakyBucket, LeakyMode};
 pub use lease_bucket::{LeaseBucket, LeaseState};
-pub use sliding_counter::{CounterState, SUB_BUCKETS_MAX, SlidingCounter};
+pub use sliding_counter::{CounterState, SUB_BUCKETS_MAX, SlidingCounter, Waiting};
 pub use sliding_log::{LogEntry, LogState, Retention, SlidingLog};
 pub use token_bucket::{BucketState, TokenBucket};
 

@@ -1,6 +1,7 @@
 //! `SLIDING_WINDOW_COUNTER`: counts of sub-buckets instead of a log. The oldest one, which the window leaves, is
 //! weighted by the share that is still inside, or counted in full (`strict`), which never passes more than the limit.
 
+use alloc::vec::Vec;
 use core::num::{NonZeroU32, NonZeroU64};
 
 use smallvec::SmallVec;
@@ -40,7 +41,24 @@ pub struct CounterState {
     pub first: i64,
     /// Permits by sub-bucket. Three hold a window without sub-buckets: the one before, this one, the reserved one.
     pub counts: SmallVec<[i64; 3]>,
+    /// Reservations that have not started, the latest last. That one starts at `tail`; where it does not, `tail` is all that is known.
+    pub waiting: Vec<Waiting>,
 }
+
+/// Reservations of one start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    /// In microseconds since the epoch.
+    pub start: i64,
+    /// Permits that were not given back.
+    pub permits: i64,
+}
+
+/// Starts of which a counter keeps account. When callers give up one after another, so many of them leave no trace; before those,
+/// the earlier ones share an entry, at the later start.
+const WAITING_MAX: usize = 8;
+/// Of a start of which nothing else is known: more permits than can be given back.
+const UNKNOWN: i64 = 1 << 52;
 
 impl CounterState {
     fn count(&self, index: i64) -> i64 {
@@ -74,6 +92,51 @@ impl CounterState {
             self.counts.resize(at + 1, 0);
         }
         self.counts[at] += permits;
+    }
+
+    /// Notes a start that was promised at `time`.
+    fn promise(&mut self, time: i64, start: i64, permits: i64) {
+        let is_known = self.waiting.last().is_some_and(|latest| latest.start == self.tail);
+        match self.tail > time {
+            true if is_known => self.waiting.retain(|it| it.start > time),
+            true => self.waiting = Vec::from([Waiting { start: self.tail, permits: UNKNOWN }]),
+            false => self.waiting.clear(),
+        }
+        (self.seen, self.tail) = (time, start);
+        if start == time {
+            return;
+        }
+        match self.waiting.last_mut() {
+            Some(latest) if latest.start == start => latest.permits = UNKNOWN.min(latest.permits + permits),
+            Some(_) | None => self.waiting.push(Waiting { start, permits }),
+        }
+        if self.waiting.len() > WAITING_MAX {
+            let first = self.waiting.remove(0);
+            self.waiting[0].permits = UNKNOWN.min(self.waiting[0].permits + first.permits);
+        }
+    }
+
+    /// Takes back what was promised for a start: nobody waits behind it any longer. Sub-buckets are `length` long.
+    fn cancel(&mut self, time: i64, start: i64, permits: i64, length: i64) {
+        let is_known = self.waiting.last().is_some_and(|latest| latest.start == self.tail);
+        let place = self.waiting.iter().position(|it| it.start == start);
+        if let (true, true, Some(place)) = (is_known, start > time, place) {
+            self.waiting[place].permits -= permits;
+            if self.waiting[place].permits <= 0 {
+                self.waiting.remove(place);
+            }
+            let tail = self.waiting.last().map_or(time, |latest| latest.start);
+            // What was charged behind it stays where it is, and so does whoever comes later.
+            let newest = self.first + self.counts.len() as i64 - 1;
+            if newest * length <= tail {
+                self.tail = tail;
+            }
+        }
+        if self.counts.is_empty() || self.tail <= time {
+            self.tail = time;
+            self.waiting.clear();
+        }
+        self.seen = time;
     }
 }
 
@@ -304,7 +367,7 @@ impl Algorithm for SlidingCounter {
 
     fn fresh(&self, now: Timestamp) -> CounterState {
         let first = now.us() / self.length() - self.buckets();
-        CounterState { seen: now.us(), tail: now.us(), first, counts: SmallVec::new() }
+        CounterState { seen: now.us(), tail: now.us(), first, counts: SmallVec::new(), waiting: Vec::new() }
     }
 
     #[inline]
@@ -336,7 +399,7 @@ impl Algorithm for SlidingCounter {
         };
         if charged > 0 {
             next.add(start / self.length(), charged);
-            (next.seen, next.tail) = (time, start);
+            next.promise(time, start, charged);
             *state = next;
         }
         outcome
@@ -355,11 +418,7 @@ impl Algorithm for SlidingCounter {
         if credit > 0 {
             next.add(index, -credit);
             next.trim(next.first);
-            next.seen = time;
-            if next.counts.is_empty() {
-                // Nothing is promised any more, so nobody waits behind it.
-                next.tail = time;
-            }
+            next.cancel(time, at.us(), credit, self.length());
             *state = next;
         }
     }

@@ -78,11 +78,11 @@ impl TokenBucket {
     }
 
     /// `capacity` in units.
-    pub(super) const fn full(&self) -> i64 {
+    pub(crate) const fn full(&self) -> i64 {
         self.full
     }
 
-    pub(super) const fn ticks(&self, instant: Timestamp) -> i64 {
+    pub(crate) const fn ticks(&self, instant: Timestamp) -> i64 {
         match self.tick() {
             // The usual tick, without the division.
             1 => instant.us(),
@@ -91,7 +91,7 @@ impl TokenBucket {
     }
 
     /// The instant at which a tick begins, in microseconds.
-    pub(super) const fn us(&self, ticks: i64) -> i64 {
+    pub(crate) const fn us(&self, ticks: i64) -> i64 {
         ticks * self.tick() as i64
     }
 
@@ -101,7 +101,7 @@ impl TokenBucket {
     }
 
     /// `permits` (at most the capacity) in units.
-    pub(super) const fn units(&self, permits: u64) -> i64 {
+    pub(crate) const fn units(&self, permits: u64) -> i64 {
         (permits * self.unit()) as i64
     }
 

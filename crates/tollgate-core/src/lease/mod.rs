@@ -198,7 +198,7 @@ impl LeaseTerms {
     /// Lends as many of the `wanted` permits as are left, but no more than one part of that in `parts`.
     pub fn lend(&self, limit: &Limit, state: &mut State, now: Timestamp, wanted: u64, parts: u64) -> Grant {
         if let (Lending::Counted { life }, Some(lender)) = (self.lending, limit.lender()) {
-            return limit.with_over(state, now, |state| {
+            return limit.with_beside(state, now, |state| {
                 let mut lent = match state {
                     State::Lent(lent) => *lent,
                     State::Bucket(bucket) => LeaseState { bucket: *bucket, ..lender.fresh(now) },
@@ -227,7 +227,7 @@ impl LeaseTerms {
     /// time: whoever borrows anew and gives back what is old would hold more and more beyond a full bucket.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
         match (self.lending, limit.lender()) {
-            (Lending::Counted { .. }, Some(lender)) => limit.with_over(state, now, |state| {
+            (Lending::Counted { .. }, Some(lender)) => limit.with_beside(state, now, |state| {
                 // Otherwise nothing is out.
                 if let State::Lent(lent) = state {
                     lender.take_back(lent, now, permits, at);

@@ -220,7 +220,7 @@ impl Run {
 
     /// The time that a state holds against a clock behind it.
     fn seen(&self, state: &State) -> u64 {
-        let seen = match (&self.limit, state) {
+        let seen = match (&self.limit, state.plain()) {
             (Limit::TokenBucket(it), State::Bucket(state)) => state.at * it.tick() as i64,
             (Limit::LeakyBucket(it), State::Bucket(state)) => state.at * it.room().tick() as i64,
             (_, State::Interval(state)) => state.last,
@@ -518,6 +518,42 @@ proptest! {
         let mut fresh = Run::new(limit, now);
         fresh.latest = expired.latest;
         check_alike(&mut expired, &mut fresh, &later)?;
+    }
+
+    #[test]
+    fn a_cancelled_reservation_leaves_no_trace(
+        limit in limits(), start in starts(), steps in steps(40), used in 0..=8_u64,
+        reservations in prop::collection::vec((0..=8_u8, 0..=2_u8, 0..=8_u64), 1..=3), later in steps(20),
+    ) {
+        let mut untouched = run(limit, start, &steps);
+        untouched.grants.clear();
+        untouched.written = true;
+        let some = limit.standing(&untouched.state, untouched.now).remaining * used / 8;
+        limit.decide(&mut untouched.state, untouched.now, Ask::of(some));
+        let mut cancelled =
+            Run { limit, state: untouched.state.clone(), grants: Vec::new(), ..untouched };
+        for (eighths, more, _) in &reservations {
+            let cost = cancelled.cost(*eighths, *more).clamp(1, limit.size());
+            let ask = Ask::of(cost).within(limit.horizon());
+            if let Outcome::Admitted { delay } = limit.peek(&cancelled.state, cancelled.now, ask)
+                && delay > Micros::ZERO
+            {
+                limit.decide(&mut cancelled.state, cancelled.now, ask);
+                cancelled.grants.push(Grant { start: cancelled.now.after(delay).as_micros(), cost });
+            }
+        }
+        // The last one first: whoever has reserved behind another keeps its place.
+        for (Grant { start, cost }, (.., eighths)) in cancelled.grants.drain(..).rev().zip(&reservations) {
+            // Starts that have passed meanwhile are no longer cancelled.
+            let now = cancelled.now.as_micros();
+            let Some(left) = start.checked_sub(now + 1) else { return Ok(()) };
+            cancelled.now = Timestamp::from_micros(now + left * eighths / 64);
+            limit.refund(&mut cancelled.state, cancelled.now, cost, Timestamp::from_micros(start));
+        }
+        untouched.now = cancelled.now;
+        let standings = [&cancelled, &untouched].map(|run| limit.standing(&run.state, run.now));
+        prop_assert_eq!(standings[0], standings[1]);
+        check_alike(&mut cancelled, &mut untouched, &later)?;
     }
 
     #[test]

@@ -204,3 +204,38 @@ fn what_one_node_is_told_reaches_all_that_share_the_store() {
     wait_until("the file is in force", || limit(&three) == 70);
     assert!(!three.process.has_ended());
 }
+
+/// What was written before the store restarted may be lost: with the guard, keys count as used up.
+#[test]
+fn failover_guard_works_as_soon_as_a_policy_with_it_is_active() {
+    const UNGUARDED: &str = "rules: [{ name: two, key: user, limit: 10/h burst 10 }]\n";
+    const GUARDED: &str = "rules: [{ name: two, key: user, limit: 10/h burst 10, failover_guard: true }]\n";
+    let by_push = |node: &Node, _: &Path| {
+        assert_eq!(node.ask("PUT", "/admin/policy", GUARDED).status, 200);
+    };
+    let by_file = |node: &Node, file: &Path| {
+        let before = node.version();
+        replace(file, GUARDED);
+        wait_until("the file is in force", || node.version() != before);
+    };
+    for activate in [&by_push as &dyn Fn(&Node, &Path), &by_file] {
+        let mut store = RedisServer::build().tcp().append_only().start();
+        let url = format!("redis://{}", store.tcp_address());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("policy.yaml");
+        std::fs::write(&file, UNGUARDED).unwrap();
+        let node = Node::start(&url, &file);
+        assert_eq!(node.take(4)["remaining"], 6);
+        store.kill();
+        store.restart();
+        let mut first = Value::Null;
+        wait_until("the store decides again", || {
+            first = node.take(1);
+            first["basis"] == "exact"
+        });
+        assert_eq!(first["remaining"], 5, "without the guard the store is believed");
+        activate(&node, &file);
+        let guarded = node.take(1);
+        assert_eq!((&guarded["allowed"], &guarded["basis"]), (&json!(false), &json!("exact")));
+    }
+}

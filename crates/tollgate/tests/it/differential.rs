@@ -61,7 +61,8 @@ impl Home {
             connection: self.connection.clone(),
             stored: format!("rate_limiter:{scope}{suffix}:{key}"),
             key,
-            expires_us: None,
+            life: Life::default(),
+            is_retained: true,
         }
     }
 }
@@ -73,8 +74,27 @@ struct Twins {
     connection: MultiplexedConnection,
     key: String,
     stored: String,
-    /// When the key in Redis would be gone, in the time that is handed in.
+    life: Life,
+    /// Whether a log is kept for the longest window that it may come under.
+    is_retained: bool,
+}
+
+/// What was consumed under earlier limits is forgotten after 35 years, paid or not.
+const PAID_WITHIN_US: u64 = 1 << 50;
+
+/// How long the key in Redis lives, in the time that is handed in.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    /// When the key would be gone.
     expires_us: Option<u64>,
+    /// Whether memory forgets at the same time: where the store forgets what still matters, and says so.
+    is_cut: bool,
+    /// Whether Redis has forgotten what memory may still have.
+    is_forgotten: bool,
+    /// The last time that was handed in.
+    seen_us: u64,
+    /// What the server's own clock said before the last operation.
+    server_us: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -94,14 +114,32 @@ enum Op {
 }
 
 impl Twins {
-    /// Forgets the key in both homes when its time to live has passed. (Both must: a state that is still there tells a
-    /// clock that was set back afterwards from one that was not.)
+    /// Forgets the key in Redis when its time to live has passed. Memory keeps its state, so a time to live that is too short shows
+    /// as a difference. (Only a clock that is set back afterwards may tell the two apart: then memory forgets, too.)
     async fn expire(&mut self, now: u64) {
-        if self.expires_us.is_some_and(|expires| expires <= now) {
-            let _: () = redis::cmd("DEL").arg(&self.stored).query_async(&mut self.connection).await.unwrap();
+        let is_gone = self.life.expires_us.is_some_and(|expires| expires <= now);
+        if self.life.is_forgotten && now < self.life.seen_us || is_gone && self.life.is_cut {
             self.memory.reset(&self.key);
-            self.expires_us = None;
         }
+        if is_gone {
+            let _: () = redis::cmd("DEL").arg(&self.stored).query_async(&mut self.connection).await.unwrap();
+            self.life.expires_us = None;
+            self.life.is_forgotten = true;
+        }
+        self.life.seen_us = now;
+    }
+
+    /// A time that is handed in, or now and then the one at which the key in Redis is gone.
+    fn or_expired(&self, random: &mut Random, now: u64) -> u64 {
+        match self.life.expires_us {
+            Some(expires) if random.one_in(24) => now.max(expires),
+            _ => now,
+        }
+    }
+
+    async fn server_us(&mut self) -> u64 {
+        let (secs, us): (u64, u64) = redis::cmd("TIME").query_async(&mut self.connection).await.unwrap();
+        secs * 1_000_000 + us
     }
 
     fn in_memory(&self, op: &Op) -> Vec<Decision> {
@@ -125,6 +163,9 @@ impl Twins {
     }
 
     async fn in_redis(&mut self, op: &Op, now: u64) -> Vec<Decision> {
+        if self.life.server_us == 0 {
+            self.life.server_us = self.server_us().await;
+        }
         let (limiter, key) = (&self.redis, &self.key);
         let decisions = match op {
             Op::Take(ask) => vec![limiter.acquire(key, *ask).await.unwrap()],
@@ -142,12 +183,13 @@ impl Twins {
             }
             Op::Reset => {
                 limiter.reset(key).await.unwrap();
-                self.expires_us = None;
+                (self.life.expires_us, self.life.is_forgotten) = (None, false);
                 Vec::new()
             }
         };
         // The server's clock is not the one of the trace: what it would forget is forgotten by the trace's.
-        let (left, ()): (i64, ()) = redis::pipe()
+        let ((secs, us), left, ()): ((u64, u64), i64, ()) = redis::pipe()
+            .cmd("TIME")
             .cmd("PTTL")
             .arg(&self.stored)
             .cmd("PERSIST")
@@ -156,11 +198,18 @@ impl Twins {
             .await
             .unwrap();
         assert_ne!(left, 0, "a key is never written without time to live");
+        let server_us = secs * 1_000_000 + us;
         if left > 0 {
-            self.expires_us = Some(now + left as u64 * 1_000);
+            // What has passed on the server's clock since the key was written is at most this, and a millisecond for rounding.
+            let passed_us = server_us.saturating_sub(self.life.server_us) + 1_000;
+            let lasts_us = left as u64 * 1_000 + passed_us;
+            self.life.expires_us = Some(now + lasts_us);
+            self.life.is_cut = lasts_us >= PAID_WITHIN_US || !self.is_retained;
         } else if left == -1 {
-            assert!(self.expires_us.is_some(), "a key without time to live");
+            assert!(self.life.expires_us.is_some(), "a key without time to live");
         }
+        self.life.is_forgotten &= left == -2;
+        self.life.server_us = server_us;
         decisions
     }
 }
@@ -234,8 +283,8 @@ fn random_ask(random: &mut Random, limit: &Limit) -> Ask {
     Ask { cost, wait: random.one_in(3).then(|| Micros::new(random.below(horizon + horizon / 4 + 1))) }
 }
 
-fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)]) -> Op {
-    match random.below(16) {
+fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)], now: u64) -> Op {
+    match random.below(18) {
         0 => Op::Reset,
         1 => {
             let permits = random_ask(random, limit).cost;
@@ -243,6 +292,11 @@ fn random_op(random: &mut Random, limit: &Limit, grants: &[(u64, u64)]) -> Op {
         }
         2 | 3 if !grants.is_empty() => {
             let (permits, at) = grants[grants.len() - 1 - random.below(grants.len().min(3) as u64) as usize];
+            Op::Refund { permits, at }
+        }
+        // A reservation that is cancelled before it starts.
+        16 | 17 if grants.last().is_some_and(|(_, at)| *at > now) => {
+            let (permits, at) = grants[grants.len() - 1];
             Op::Refund { permits, at }
         }
         4 | 5 => Op::Peek(random_ask(random, limit)),
@@ -291,11 +345,12 @@ async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
         let mut grants = Vec::new();
         for step in 0..300 {
             now = random_time(&mut random, now, limit.horizon().get());
+            now = twins.or_expired(&mut random, now);
             if now > TIME_MAX {
                 break;
             }
             home.clock.set(Timestamp::from_micros(now));
-            let op = random_op(&mut random, &limit, &grants);
+            let op = random_op(&mut random, &limit, &grants, now);
             twins.expire(now).await;
             let memory = twins.in_memory(&op);
             let redis = twins.in_redis(&op, now).await;
@@ -308,6 +363,9 @@ async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
                 Op::TakeEach(asks) => asks.clone(),
                 _ => Vec::new(),
             };
+            if matches!(op, Op::Refund { permits, at } if grants.last() == Some(&(permits, at))) {
+                grants.pop();
+            }
             for (ask, decision) in asks.iter().zip(&memory).filter(|(_, decision)| decision.is_admitted()) {
                 grants.push((ask.cost, now + decision.outcome.delay().get()));
             }
@@ -384,6 +442,13 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
         let memory = MemoryEngine::new(MemoryConfig { max_keys: 64 }, home.clock.clone());
         let mut all: Vec<_> =
             limits.iter().map(|limit| home.twins_in(&memory, *limit, format!("changing:{done}"))).collect();
+        let longest = limits.iter().map(Limit::horizon).max().unwrap();
+        for twins in &mut all {
+            twins.is_retained = limits.iter().all(|limit| match limit {
+                Limit::SlidingLog(log) => log.retention().time >= longest,
+                _ => true,
+            });
+        }
         let mut now = [0, 1_763_000_000_000_000][random.below(2) as usize] + random.below(1_000_000);
         let (mut grants, mut which) = (Vec::new(), 0);
         for step in 0..200 {
@@ -393,11 +458,12 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
             }
             let (limit, twins) = (&limits[which], &mut all[which]);
             now = random_time(&mut random, now, limit.horizon().get());
+            now = twins.or_expired(&mut random, now);
             if now > TIME_MAX {
                 break;
             }
             home.clock.set(Timestamp::from_micros(now));
-            let op = random_op(&mut random, limit, &grants);
+            let op = random_op(&mut random, limit, &grants, now);
             twins.expire(now).await;
             let memory = twins.in_memory(&op);
             let redis = twins.in_redis(&op, now).await;
@@ -422,12 +488,15 @@ async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
                 Op::TakeEach(asks) => asks.clone(),
                 _ => Vec::new(),
             };
+            if matches!(op, Op::Refund { permits, at } if grants.last() == Some(&(permits, at))) {
+                grants.pop();
+            }
             for (ask, decision) in asks.iter().zip(&memory).filter(|(_, decision)| decision.is_admitted()) {
                 grants.push((ask.cost, now + decision.outcome.delay().get()));
             }
             done += asks.len().max(1) as u64;
-            let expires_us = all[which].expires_us;
-            all.iter_mut().for_each(|twins| twins.expires_us = expires_us);
+            let life = all[which].life;
+            all.iter_mut().for_each(|twins| twins.life = life);
         }
     }
     println!(
@@ -530,7 +599,7 @@ fn a_packed_log_grows_and_shrinks_by_chunks() {
                 now += if random.one_in(500) { limit * random.below(12) } else { random.below(20) };
                 home.clock.set(Timestamp::from_micros(now));
                 let op = match random.below(40) {
-                    0 => random_op(&mut random, twins.memory.limit(), &grants),
+                    0 => random_op(&mut random, twins.memory.limit(), &grants, now),
                     1 if !grants.is_empty() => {
                         let (permits, at) = grants[random.below(grants.len() as u64) as usize];
                         Op::Refund { permits, at }

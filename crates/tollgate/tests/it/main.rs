@@ -1,6 +1,8 @@
 //! The engines: by themselves, against each other, and on real servers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod calendar_clock; // calendar quotas on stores whose clock is days away
+mod cancelled; // reservations that are cancelled before they start
 mod check_sets; // several limits of one request, in different slots of a cluster
 mod differential; // memory and Redis decide alike, step by step
 mod exact; // many nodes on one key admit exactly the limit

@@ -125,11 +125,16 @@ impl Heap {
         let beyond = |state: &Heavy| match state {
             Heavy::Free => 0,
             Heavy::Log(log) => log.entries().len() * size_of::<tollgate_core::algorithm::LogEntry>(),
-            Heavy::Counter(counter) if counter.counts.spilled() => {
-                counter.counts.capacity() * size_of::<i64>()
+            Heavy::Counter(counter) => {
+                let spilled = if counter.counts.spilled() { counter.counts.capacity() } else { 0 };
+                spilled * size_of::<i64>()
+                    + counter.waiting.capacity() * size_of::<tollgate_core::algorithm::Waiting>()
             }
-            Heavy::Counter(_) => 0,
-            Heavy::Carried(..) => size_of::<tollgate_core::Carried>(),
+            Heavy::Carried(_, State::Carried(carried)) => {
+                size_of::<tollgate_core::Carried>()
+                    + carried.beside.forgone.capacity() * size_of::<tollgate_core::Forgone>()
+            }
+            Heavy::Carried(..) => 0,
         };
         self.states.capacity() * size_of::<Heavy>()
             + self.free.capacity() * size_of::<u32>()
@@ -331,7 +336,8 @@ fn unpack_counter(limit: &SlidingCounter, bits: Bits) -> CounterState {
     const COUNT: i64 = (1 << COUNT_BITS) - 1;
     let (counts, seen) = unpack(bits);
     let first = seen / limit.window().get() as i64 - 1;
-    CounterState { seen, tail: seen, first, counts: smallvec![counts >> 32 & COUNT, counts & COUNT] }
+    let counts = smallvec![counts >> 32 & COUNT, counts & COUNT];
+    CounterState { seen, tail: seen, first, counts, waiting: Vec::new() }
 }
 
 /// The state that the bits of a `limit` stand for.

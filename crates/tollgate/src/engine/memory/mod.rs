@@ -9,7 +9,7 @@ use std::num::NonZeroU16;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate_core::{Ask, Decision, Limit, Outcome, Standing, Timestamp};
+use tollgate_core::{Algorithm, Ask, Decision, Limit, Outcome, Standing, Timestamp};
 use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use self::cell::Cell;
@@ -348,8 +348,18 @@ impl MemoryLimiter {
         Hash { high: hash.high ^ self.scope.high, low: hash.low ^ self.scope.low }
     }
 
+    /// Whether an ask may change what is kept beside a state: a reservation can take more than its cost, and a denial can count what
+    /// a reservation has skipped.
+    #[inline]
+    const fn changes_beside(&self, ask: Ask) -> bool {
+        (ask.wait.is_some() || self.limit.counts_denied_in_window()) && self.limit.forgoes()
+    }
+
     #[inline]
     fn settle<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Outcome {
+        if self.changes_beside(ask) {
+            return self.decide(algorithm, key, ask).outcome;
+        }
         let asker = self.asker(key);
         let mut shard = self.table.shard(asker.hash).lock();
         shard.update(asker, algorithm, self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
@@ -379,12 +389,31 @@ impl MemoryLimiter {
         let asker = self.asker(key);
         let now = asker.now;
         let mut shard = self.table.shard(asker.hash).lock();
+        if self.changes_beside(ask) {
+            return self.decide_whole(algorithm, &mut shard, asker, ask);
+        }
         let (outcome, snapshot) = shard.update(asker, algorithm, self.takes(ask), |state| {
             let outcome = algorithm.decide(state, now, ask);
             (outcome, algorithm.snapshot(state, now))
         });
         drop(shard);
         self.decision(outcome, algorithm.standing_of(snapshot, now), now)
+    }
+
+    /// Decides on a state with what is kept beside it.
+    fn decide_whole<A: Cell>(
+        &self,
+        algorithm: &A,
+        shard: &mut Shard,
+        asker: Asker<'_>,
+        ask: Ask,
+    ) -> Decision {
+        let now = asker.now;
+        let (outcome, standing) = shard.update_whole(asker, algorithm, self.takes(ask), |state| {
+            let outcome = self.limit.decide(state, now, ask);
+            (outcome, self.limit.standing(state, now))
+        });
+        self.decision(outcome, standing, now)
     }
 
     fn decision(&self, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
@@ -414,6 +443,11 @@ impl MemoryLimiter {
         let now = asker.now;
         let mut shard = self.table.shard(asker.hash).lock();
         let takes = matches!(change, Change::Charge { permits: 1.. });
+        if let (Change::Refund { permits, at }, true) = (change, self.limit.forgoes()) {
+            return shard.update_whole(asker, algorithm, false, |state| {
+                self.limit.refund(state, now, permits, at);
+            });
+        }
         shard.update(asker, algorithm, takes, |state| match change {
             Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
             Change::Charge { permits } => algorithm.charge(state, now, permits),

@@ -85,6 +85,9 @@ impl MemoryLimiter {
 
     fn decide_in<A: Cell>(&self, algorithm: &A, shard: &mut Shard, asker: Asker<'_>, ask: Ask) -> Decision {
         let now = asker.now;
+        if self.changes_beside(ask) {
+            return self.decide_whole(algorithm, shard, asker, ask);
+        }
         let (outcome, snapshot) = shard.update(asker, algorithm, self.takes(ask), |state| {
             let outcome = algorithm.decide(state, now, ask);
             (outcome, algorithm.snapshot(state, now))

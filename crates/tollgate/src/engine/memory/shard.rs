@@ -7,9 +7,11 @@
 //! The memory for all slots is asked for once, zeroed; the system provides it as it is touched, and only the slots in use
 //! are, so a shard grows in place and leaves no holes behind.
 
+mod whole;
+
 use parking_lot::RwLock;
 use tollgate_core::algorithm::Algorithm;
-use tollgate_core::{Limit, Over, State, Timestamp};
+use tollgate_core::{Limit, State, Timestamp};
 
 use super::cell::{self, Bits, Cell, Heap, STATE_BITS};
 use super::{CARRIED, LIMITS_MAX, LimitId, Limits};
@@ -304,25 +306,9 @@ impl Shard {
             self.slots.set(at, Slot { hash: asker.hash, word: word(asker.id, bits) });
             return result;
         }
-        let Some(Found { state, is_changed }) = self.carried_over(slot, asker) else {
-            return self.begin(asker, algorithm, change);
-        };
-        let (state, over) = state.into_plain();
-        let Some(mut own) = A::own(state.clone()) else { return self.begin(asker, algorithm, change) };
-        let result = change(&mut own);
-        let after = A::whole(own.clone());
-        if after == state && !(takes && is_changed) {
-            return result;
-        }
-        let over = asker.limit.over_after(over, &state, &after, asker.now);
-        self.release(slot, &asker.limits.read());
-        let word = if over == Over::NONE {
-            word(asker.id, algorithm.store(own, &mut self.heap))
-        } else {
-            word(CARRIED, self.heap.insert_carried(asker.id, after.with_over(over)))
-        };
-        self.slots.set(at, Slot { hash: asker.hash, word });
-        result
+        self.update_whole(asker, algorithm, takes, |state| {
+            asker.limit.with_beside(state, asker.now, |own| whole::as_own(own, algorithm, asker, change))
+        })
     }
 
     /// Forgets a key.

@@ -114,8 +114,7 @@ impl Call {
         let change = match steps {
             [Step::Reset] => self.turn.inner.call(key, slot, deadline, |_| script::forget(key)).await,
             [Step::Change(it)] => {
-                let say =
-                    |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.distrust, to), to.now);
+                let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.distrust, to), to);
                 self.turn.inner.call(key, slot, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
@@ -148,7 +147,7 @@ impl Call {
         let say = |to: Bearings| {
             let doubted = Doubt::of(limit, self.distrust, to);
             *doubt.lock() = doubted;
-            script::ask(limit, logs, key, &questions, doubted, to.now)
+            script::ask(limit, logs, key, &questions, doubted, to)
         };
         let called = self.turn.inner.call(key, slot, deadline, say).await;
         let Reply { value, sent, received } = match called {

@@ -37,9 +37,6 @@ pub struct RedisConfig {
     pub remember_denials: Duration,
     /// Whether this node says once a second that it lives, and hears how many do: one more key, `rate_limiter:nodes`.
     pub count_nodes: bool,
-    /// Whether limits can be guarded against what a failover loses ([`RedisLimiter::guarding_failovers`](super::RedisLimiter)):
-    /// each new connection asks the server for its history, with INFO.
-    pub watch_failovers: bool,
     /// How sliding logs are kept.
     pub sliding_log: LogStorage,
     /// The time by which everything is decided, instead of the server's own: for tests and replays.
@@ -101,7 +98,6 @@ impl RedisConfig {
             breaker: BreakerConfig::default(),
             remember_denials: Duration::from_millis(80),
             count_nodes: true,
-            watch_failovers: false,
             sliding_log: LogStorage::default(),
             clock: None,
         }
@@ -124,7 +120,7 @@ impl RedisConfig {
             connect_timeout: self.connect_timeout,
             connections: self.connections,
             breaker: self.breaker,
-            takeovers: self.watch_failovers.then(Arc::default),
+            takeovers: Some(Arc::default()),
             patience: self.deadline,
             primaries_only: matches!(self.url.shape, Shape::Sentinel { .. }),
         }

@@ -157,6 +157,8 @@ pub(super) enum Fault {
     Ask(Redirect),
     /// Keys are moving. It did not run.
     TryAgain,
+    /// The server's clock shows another time than was expected, in microseconds. It did not run.
+    OtherTime(u64),
     /// The connection is gone.
     Broken(StoreError),
     /// The server is not, or no longer, the one to ask.
@@ -198,6 +200,9 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         let (server, why) = (Arc::clone(server), text);
         return Fault::Broken(StoreError::Interrupted { server, why });
     }
+    if let Some(us) = other_time(&text) {
+        return Fault::OtherTime(us);
+    }
     let server = Arc::clone(server);
     if says("WRONGTYPE") || says("TOLLGATE foreign value") {
         return Fault::Answered(StoreError::Foreign { key: key.into(), why: text });
@@ -217,6 +222,12 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         return Fault::Answered(StoreError::Unavailable { server, why: text });
     }
     Fault::Answered(StoreError::Protocol(text))
+}
+
+/// The time that a script has found instead of the one that it was prepared for.
+fn other_time(text: &str) -> Option<u64> {
+    let (_, time) = text.split_once("TOLLGATE time ")?;
+    time.split(|other: char| !other.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// Why there is no connection. A server that answers with an error can be reached; so can one that is out of clients.

@@ -238,7 +238,8 @@ impl Inner {
     ) -> Result<Reply, StoreError> {
         let handed_in = self.clock.as_ref().map(Clock::now);
         let called = self.routes.call(key, slot, self.lines.hash(key), deadline, |bearings| {
-            command(Bearings { now: handed_in.or(bearings.now), ..bearings })
+            let now = handed_in.or(bearings.now);
+            command(Bearings { now, about: now.unwrap_or(bearings.about), ..bearings })
         });
         let called = called.await;
         if !matches!(called, Err(StoreError::BreakerOpen { .. })) {
@@ -279,10 +280,11 @@ impl RedisLimiter {
     }
 
     /// The same limiter, for which a key counts as used up when a server takes over from another or starts again, until everything
-    /// that may have been lost has come back; where permits are lent for `life`, that much later. Only if the engine looks
-    /// ([`RedisConfig::watch_failovers`]). Logs keep every admission and have no such guard.
+    /// that may have been lost has come back; where permits are lent for `life`, that much later. Logs keep every admission and
+    /// have no such guard. Servers are asked for their history with INFO, when a connection is opened.
     #[must_use]
     pub fn guarding_failovers(self, life: Micros) -> Self {
+        self.inner.routes.want_takeovers();
         Self { distrust: Some(life), ..self }
     }
 

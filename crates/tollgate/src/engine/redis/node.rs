@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) breaker: BreakerConfig,
     /// A server that does not answer within this is too slow.
     pub(super) patience: Duration,
-    /// Histories that were met, if they are looked at.
+    /// Histories that were met. None for servers that hold no states.
     pub(super) takeovers: Option<Arc<Takeovers>>,
 }
 
@@ -117,9 +117,9 @@ pub(super) struct Node {
     pub(super) name: Arc<str>,
     entry: Arc<Entry>,
     lanes: Box<[Lane]>,
-    /// Since when it writes its own history, if that is looked at.
+    /// Since when it writes its own history, if that is known.
     takeover: Mutex<Option<Takeover>>,
-    /// Where scripts may not read the time: the last that the server told, and when.
+    /// The last time that the server told, in microseconds, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
     /// When each script was last loaded because it was missing. One is not held up by another.
@@ -171,7 +171,9 @@ impl Lane {
 pub(super) struct Bearings {
     /// The time, where a script may not read it.
     pub(super) now: Option<Timestamp>,
-    /// Since when it writes its own history, if that is looked at.
+    /// About what its clock shows. A script that reads the clock may find another time there.
+    pub(super) about: Timestamp,
+    /// Since when it writes its own history, if that is known.
     pub(super) takeover: Option<Takeover>,
 }
 
@@ -378,16 +380,24 @@ impl Node {
 
     /// What a command must know of the server.
     pub(super) fn bearings(&self) -> Bearings {
-        Bearings { now: self.estimated_now(), takeover: *self.takeover.lock() }
+        let estimated = self.estimated_now();
+        Bearings {
+            now: estimated.filter(|_| self.is_clock_estimated.load(Ordering::Relaxed)),
+            // A server whose clock was never read says what it shows if this is wrong.
+            about: estimated.unwrap_or_default(),
+            takeover: *self.takeover.lock(),
+        }
     }
 
-    /// The server's time for a script that may not read it; never ahead of it.
+    /// The server's time, never ahead of it unless its clock was set back.
     fn estimated_now(&self) -> Option<Timestamp> {
-        if !self.is_clock_estimated.load(Ordering::Relaxed) {
-            return None;
-        }
         let (us, read) = (*self.clock.lock())?;
         Some(Timestamp::from_micros(us + read.elapsed().as_micros() as u64))
+    }
+
+    /// Takes over what the server's clock shows.
+    pub(super) fn set_clock(&self, us: u64) {
+        *self.clock.lock() = Some((us, Instant::now()));
     }
 
     /// Keeps one connection open until the node is retired.
@@ -498,6 +508,7 @@ impl Node {
                 self.expect_primary(&mut connection).await?;
             }
             load(&mut connection, SCRIPTS.all()).await?;
+            self.read_clock(&mut connection).await?;
             self.probe_clock(&mut connection).await?;
             self.look_at_history(&mut connection).await;
             warn_of_blocking_expiry(&self.name, &mut connection).await;
@@ -561,14 +572,11 @@ impl Node {
             Err(error) => error.to_string(),
             Ok(_) => String::new(),
         };
-        if error.contains("non deterministic") {
-            self.read_clock(connection).await?;
-            if !self.is_clock_estimated.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    server = %self.name,
-                    "scripts may not read the time here: it is estimated from the server's TIME, never ahead of it"
-                );
-            }
+        if error.contains("non deterministic") && !self.is_clock_estimated.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                server = %self.name,
+                "scripts may not read the time here: it is estimated from the server's TIME, never ahead of it"
+            );
         }
         Ok(())
     }
@@ -578,18 +586,16 @@ impl Node {
         time.arg("TIME");
         let (secs, us): (u64, u64) =
             redis::from_redis_value(single(connection.send_packed_command(&time).await)?)?;
-        *self.clock.lock() = Some((secs * 1_000_000 + us, Instant::now()));
+        self.set_clock(secs * 1_000_000 + us);
         Ok(())
     }
 
-    /// Finds out since when the server writes its own history. Whoever may not ask is told, once a connection.
+    /// Finds out since when the server writes its own history: a limit with `failover_guard` may come at any time.
     async fn look_at_history(&self, connection: &mut MultiplexedConnection) {
         let Some(takeovers) = &self.entry.takeovers else { return };
         match takeovers.look(connection).await {
             Ok(takeover) => *self.takeover.lock() = takeover,
-            Err(why) => {
-                tracing::warn!(server = %self.name, "a failover would go unnoticed (failover_guard): {why}");
-            }
+            Err(why) => takeovers.unseen(format!("{}: {why}", self.name)),
         }
     }
 

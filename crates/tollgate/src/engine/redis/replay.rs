@@ -175,7 +175,7 @@ impl Stored {
     }
 
     fn new(under: Limit, state: State, over: Over) -> Self {
-        Self { under, state: state.with_over(over) }
+        Self { under, state: state.with(over.into()) }
     }
 }
 
@@ -307,7 +307,7 @@ fn counter_state(limit: &Limit, own: &SlidingCounter, answer: &mut Answer) -> Re
     let buckets = i64::from(it.sub_buckets());
     let length = it.window().get() as i64 / buckets;
     let first = seen.div_euclid(length) - buckets;
-    let mut state = CounterState { seen, tail, first, counts: Default::default() };
+    let mut state = CounterState { seen, tail, first, counts: Default::default(), waiting: Vec::new() };
     for (index, count) in counts {
         if index < first {
             continue;
@@ -522,6 +522,7 @@ mod tests {
     use tollgate_testkit::{Random, RedisServer, long_or};
 
     use super::super::LogStorage;
+    use super::super::node::Bearings;
     use super::super::script::{Command, ask};
     use super::*;
 
@@ -589,8 +590,9 @@ mod tests {
                 let time = Timestamp::from_micros(now);
                 let doubt = (time >= since).then_some(Doubt { since, life });
                 let questions = random_questions(&mut random, &limit);
+                let to = Bearings { now: Some(time), about: time, takeover: None };
                 let Command { said, script } =
-                    ask(&limit, LogStorage::SortedSet, &key, &questions, doubt, Some(time));
+                    ask(&limit, LogStorage::SortedSet, &key, &questions, doubt, to);
                 let _: Value = redis::cmd("SCRIPT")
                     .arg("LOAD")
                     .arg(&script.unwrap().source)

@@ -25,6 +25,8 @@ const REDIRECTS_MAX: u32 = 3;
 const HASTE: Duration = Duration::from_millis(1);
 /// How often one call makes its script known again. A server that forgets it each time is being flushed in a loop.
 const RELOADS_MAX: u32 = 3;
+/// How often a call is prepared anew because the server's clock was set meanwhile: once, and once more if it was set again.
+const CORRECTIONS_MAX: u32 = 2;
 /// Before a call is repeated that met keys on the move. It did not run.
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
 /// Nobody has this slot.
@@ -149,6 +151,13 @@ impl Routes {
         table.nodes.iter().map(status).collect()
     }
 
+    /// A limit relies on it that failovers are seen.
+    pub(super) fn want_takeovers(&self) {
+        if let Some(takeovers) = &self.entry.takeovers {
+            takeovers.want();
+        }
+    }
+
     pub(super) fn not_yet(&self) -> StoreError {
         let server = self.seeds.first().map_or_else(String::new, Address::to_string);
         StoreError::Unreachable { server: server.into(), why: "the store is still being found".into() }
@@ -168,7 +177,7 @@ impl Routes {
         // Who waits less long than the store may take has only given up: that says nothing of the server.
         let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.entry.patience;
         let mut node = self.node(slot, deadline).await?;
-        let (mut asking, mut redirects, mut reloads) = (false, 0, 0);
+        let (mut asking, mut redirects, mut reloads, mut corrections) = (false, 0, 0, 0);
         let mut held: Option<Crossing> = None;
         loop {
             let at = Arc::clone(&node);
@@ -229,9 +238,11 @@ impl Routes {
                                 why
                             }
                             Fault::Answered(why) => why,
-                            Fault::NoScript | Fault::Moved(_) | Fault::Ask(_) | Fault::TryAgain => {
-                                StoreError::protocol(&error)
-                            }
+                            Fault::NoScript
+                            | Fault::Moved(_)
+                            | Fault::Ask(_)
+                            | Fault::TryAgain
+                            | Fault::OtherTime(_) => StoreError::protocol(&error),
                         },
                         // The script was missing, and has not run.
                         Err(_) => return Err(late()),
@@ -258,6 +269,17 @@ impl Routes {
                 (Fault::Moved(_) | Fault::Ask(_), _) => {
                     self.doubt.notify_one();
                     let why = "the cluster sends this key in circles".into();
+                    StoreError::Unavailable { server: Arc::clone(&at.name), why }
+                }
+                (Fault::OtherTime(us), _) if corrections < CORRECTIONS_MAX => {
+                    corrections += 1;
+                    asking = redirects > 0;
+                    at.set_clock(us);
+                    crossing.succeeded();
+                    continue;
+                }
+                (Fault::OtherTime(_), _) => {
+                    let why = "its clock jumps back and forth".into();
                     StoreError::Unavailable { server: Arc::clone(&at.name), why }
                 }
                 (Fault::TryAgain, _) => {

@@ -1,7 +1,6 @@
 //! The scripts, and what is said to them.
 
 use std::sync::LazyLock;
-use std::time::SystemTime;
 
 use redis::Cmd;
 use tollgate_core::{
@@ -226,8 +225,8 @@ pub(super) const fn is_sent(limit: &Limit, ask: Ask) -> bool {
     ask.cost > 0 && ask.cost <= limit.size()
 }
 
-/// Adds what the script must know of a limit. `now` is the time that is handed in, if it is.
-fn add_parameters(numbers: &mut Numbers, limit: &Limit, now: Option<Timestamp>) {
+/// Adds what the script must know of a limit, at a server whose clock shows about this.
+fn add_parameters(numbers: &mut Numbers, limit: &Limit, about: Timestamp) {
     let of_bucket = |it: &TokenBucket| [it.tick(), it.unit(), it.flow(), it.capacity()].map(|n| n as i64);
     match limit {
         Limit::TokenBucket(it) => {
@@ -258,22 +257,18 @@ fn add_parameters(numbers: &mut Numbers, limit: &Limit, now: Option<Timestamp>) 
         }
         Limit::CalendarQuota(it) => {
             numbers.add([it.limit() as i64, it.horizon().get() as i64]);
-            numbers.add(periods_around(it.calendar(), now).map(|instant| instant.as_micros() as i64));
+            numbers.add(periods_around(it.calendar(), about).map(|instant| instant.as_micros() as i64));
         }
     }
 }
 
-/// When the periods begin around now: the server reads its own clock, which may be behind or ahead of this node's.
-fn periods_around(calendar: &Calendar, now: Option<Timestamp>) -> [Timestamp; 6] {
-    let now = now.unwrap_or_else(|| {
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Timestamp::from_micros(since_epoch.as_micros() as u64)
-    });
+/// When the periods begin around an instant: the server reads its own clock, which may be a little further.
+fn periods_around(calendar: &Calendar, about: Timestamp) -> [Timestamp; 6] {
     let before = |instant: Timestamp| {
         let just_before = Timestamp::from_micros(instant.as_micros().saturating_sub(1));
         calendar.period_at(just_before).start
     };
-    let Period { start, end } = calendar.period_at(now);
+    let Period { start, end } = calendar.period_at(about);
     let (last, next) = (before(start), calendar.period_at(end).end);
     [before(last), last, start, end, next, calendar.period_at(next).end]
 }
@@ -282,10 +277,10 @@ fn periods_around(calendar: &Calendar, now: Option<Timestamp>) -> [Timestamp; 6]
 struct Numbers(Vec<u8>);
 
 impl Numbers {
-    fn of(limit: &Limit, now: Option<Timestamp>) -> Self {
+    fn of(limit: &Limit, about: Timestamp) -> Self {
         // Enough for a limit and one run.
         let mut numbers = Self(Vec::with_capacity(64));
-        add_parameters(&mut numbers, limit, now);
+        add_parameters(&mut numbers, limit, about);
         numbers
     }
 
@@ -364,10 +359,10 @@ pub(super) fn ask(
     key: &str,
     questions: &[Question],
     doubt: Option<Doubt>,
-    now: Option<Timestamp>,
+    to: Bearings,
 ) -> Command {
-    let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
-    let mut numbers = Numbers::of(limit, now);
+    let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], to.now);
+    let mut numbers = Numbers::of(limit, to.about);
     for run in &runs(limit, questions) {
         numbers.add_run(run);
     }
@@ -402,10 +397,10 @@ pub(super) fn change(
     key: &str,
     change: Change,
     doubt: Option<Doubt>,
-    now: Option<Timestamp>,
+    to: Bearings,
 ) -> Command {
-    let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], now);
-    let (mut numbers, under) = (Numbers::of(limit, now), limit.parameters().to_string());
+    let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], to.now);
+    let (mut numbers, under) = (Numbers::of(limit, to.about), limit.parameters().to_string());
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
     match change {
@@ -443,12 +438,12 @@ pub(super) fn ask_several(
     checks: &[OneOfSeveral],
     doubts: &[Option<Doubt>],
     logs: LogStorage,
-    now: Option<Timestamp>,
+    to: Bearings,
 ) -> Command {
     let keys: Vec<_> = checks.iter().map(|check| check.key).collect();
-    let mut command = evalsha(&SCRIPTS.several, &keys, now);
+    let mut command = evalsha(&SCRIPTS.several, &keys, to.now);
     for (OneOfSeveral { limit, ask, is_binding, .. }, doubt) in checks.iter().zip(doubts) {
-        let mut numbers = Numbers::of(limit, now);
+        let mut numbers = Numbers::of(limit, to.about);
         numbers.add_run(&Run { cost: ask.cost, wait: accepted_wait(limit, *ask), count: 1 });
         command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(*is_binding));
         command.said.arg(numbers.0).arg(limit.parameters().to_string());

@@ -211,7 +211,7 @@ impl Inner {
         let doubts = Mutex::new(Vec::new());
         let say = |to: Bearings| {
             let doubted: Vec<_> = checks.iter().map(|it| Doubt::of(it.limit, it.distrust, to)).collect();
-            let command = script::ask_several(checks, &doubted, self.logs, to.now);
+            let command = script::ask_several(checks, &doubted, self.logs, to);
             *doubts.lock() = doubted;
             command
         };

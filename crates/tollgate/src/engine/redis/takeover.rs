@@ -32,11 +32,40 @@ impl Takeover {
     }
 }
 
-/// The histories that this engine has met, by the name that the servers give them.
+/// The histories that this engine has met.
 #[derive(Default)]
-pub(super) struct Takeovers(Mutex<HashMap<String, Takeover>>);
+pub(super) struct Takeovers {
+    /// By the name that the servers give them.
+    known: Mutex<HashMap<String, Takeover>>,
+    guarding: Mutex<Guarding>,
+}
+
+/// Whether anybody needs the histories, and which server did not tell its own.
+#[derive(Default)]
+struct Guarding {
+    is_wanted: bool,
+    unseen: Option<String>,
+}
 
 impl Takeovers {
+    /// A limit relies on the histories from now on.
+    pub(super) fn want(&self) {
+        let mut guarding = self.guarding.lock();
+        guarding.is_wanted = true;
+        if let Some(why) = guarding.unseen.take() {
+            warn_of_unseen(&why);
+        }
+    }
+
+    /// A server did not tell its history. That is logged only if a limit relies on it.
+    pub(super) fn unseen(&self, why: String) {
+        let mut guarding = self.guarding.lock();
+        match guarding.is_wanted {
+            true => warn_of_unseen(&why),
+            false => guarding.unseen = Some(why),
+        }
+    }
+
     /// Asks a server for its history. A replica that takes over from a primary that was known here begins its own when that is first
     /// seen, at the latest; any other server began when it started.
     pub(super) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Takeover>> {
@@ -53,7 +82,7 @@ impl Takeovers {
             line.map(|value| value.trim().to_owned())
         };
         let Some(history) = field(&replication, "master_replid") else { return Ok(None) };
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         if let Some(takeover) = known.get(&history) {
             return Ok(Some(*takeover));
         }
@@ -67,4 +96,8 @@ impl Takeovers {
         }
         Ok(Some(takeover))
     }
+}
+
+fn warn_of_unseen(why: &str) {
+    tracing::warn!("a failover would go unnoticed (failover_guard): INFO is not answered by {why}");
 }

@@ -9,6 +9,8 @@
 --            returns  how often something was given back
 --            limit    the limit it was written under: tick/unit/flow/size, or size/refill/period of interval refill. Behind it, if more
 --                     was consumed under earlier limits than this one holds: ' over PERMITS UNITS'
+--            forgone  while requests wait: ' START UNITS' for each start of which requests have taken more than their costs, since what
+--                     flows until then would overflow, the latest last
 -- ARGV[3]  of the limit: tick in microseconds, units in a permit, units that flow in a tick, size in permits, 1 for a queue,
 --          which spaces its callers and does not lend
 --
@@ -16,7 +18,8 @@
 -- items; the limit only if it is not the caller's): whoever has them knows every answer of the runs.
 local op, own = ARGV[2], ARGV[4]
 local tick, unit, flow, size, queue, position = struct.unpack('>i8i8i8i8i8', ARGV[3])
-local stored = call('HMGET', KEYS[1], AMOUNT, 'frac', DATED, 'leases', 'limit')
+local stored = call('HMGET', KEYS[1], AMOUNT, 'frac', DATED, 'leases', 'limit', 'forgone')
+local forgone = stored[6] or ''
 
 -- What was consumed and has no room here: permits, and units beyond them. Only what would overflow pays for it.
 local over, over_rest = 0, 0
@@ -183,6 +186,9 @@ repeat
     asked, period, redated = nil, nil, true
   end
 until not former
+if redated then
+  forgone = ''
+end
 
 local admitted, changed = 0, false
 if op == 'ask' then
@@ -219,7 +225,15 @@ if op == 'ask' then
             break
           end
           -- The debit falls due at the start of the request, and what flows until then stops at the brim too.
-          level, admitted, changed = left - cost - (start - at) * flow, admitted + 1, true
+          left = left - (start - at) * flow
+          if left < level and not stored[4] then
+            -- Starts that have passed do not matter any longer.
+            while tonumber(string.match(forgone, '^ (%d+)') or at * tick + 1) <= at * tick do
+              forgone = string.gsub(forgone, '^ %d+ %d+', '')
+            end
+            forgone = forgone .. string.format(' %.0f %.0f', start * tick, level - left)
+          end
+          level, admitted, changed = left - cost, admitted + 1, true
         end
       end
     end
@@ -262,6 +276,11 @@ elseif op == 'refund' or op == 'return' and struct.unpack('>i8', ARGV[3], positi
   local cap = full - min(out + before, size) * unit
   if credit > 0 and level < cap then
     level, changed = min(cap, level + credit), true
+    local earlier, began, units = string.match(forgone, '^(.*) (%d+) (%d+)$')
+    if earlier and whole(began) == start * tick and level + (start - at) * flow >= full then
+      -- Nothing is reserved for this start any longer: what would have overflowed until then can be taken again.
+      level, forgone = min(cap, level + whole(units)), earlier
+    end
   end
 elseif op == 'return' then
   local permits, since = struct.unpack('>i8i8', ARGV[3], position)
@@ -305,6 +324,14 @@ if changed then
     call('HSET', KEYS[1], 'leases', leases)
   elseif stored[4] then
     call('HDEL', KEYS[1], 'leases')
+  end
+  if level >= 0 or stored[4] then
+    forgone = ''
+  end
+  if forgone ~= '' and forgone ~= stored[6] then
+    call('HSET', KEYS[1], 'forgone', forgone)
+  elseif forgone == '' and stored[6] then
+    call('HDEL', KEYS[1], 'forgone')
   end
   if op == 'return' then
     call('HSET', KEYS[1], 'returns', ARGV[5] + 1)

@@ -4,7 +4,7 @@
 --            end     when the period ends, in microseconds
 --            count   permits taken in it, under whichever limit
 -- ARGV[3]  of the limit: limit in permits, no period is longer in microseconds, and six instants, one after another, at which periods begin:
---          two before the one that the node believes to be in, and two after it
+--          two before the one that the server's clock was last seen in, and two after it
 --
 -- Returns { how many were admitted, now, end, count }, the fields as they were before.
 local op = ARGV[2]
@@ -23,7 +23,8 @@ end
 
 local current = end_of(now)
 if not current then
-  error('TOLLGATE the clocks of node and server are too far apart for a calendar')
+  -- The clock was set: whoever asks comes again with the periods around this time.
+  error(string.format('TOLLGATE time %.0f', now))
 end
 local stored = call('HMGET', KEYS[1], 'end', 'count')
 local finish, taken, redated = 0, 0, false

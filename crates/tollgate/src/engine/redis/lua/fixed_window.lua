@@ -5,13 +5,16 @@
 --            count   permits taken; beyond the limit they are promised to the following windows, a limit's worth each
 --            limit   the limit it was written under: limit/length. Behind it, while an earlier limit matters of which more was taken, or
 --                    whose window ends later: ' over PERMITS UNTIL', all that was counted, and until when in microseconds
+--            forgone while requests wait for the next window: 'START PERMITS', when that begins, and what this one had left when they
+--                    skipped it
 -- ARGV[3]  of the limit: limit in permits, the window in microseconds, 1 if denied requests count
 --
 -- Returns { how many were admitted, now, window, count, limit }, the fields as they were before, the limit only if it is not the
 -- caller's.
 local op, own = ARGV[2], ARGV[4]
 local limit, length, count_denied, position = struct.unpack('>i8i8i8', ARGV[3])
-local stored = call('HMGET', KEYS[1], 'window', 'count', 'limit')
+local stored = call('HMGET', KEYS[1], 'window', 'count', 'limit', 'forgone')
+local forgone = stored[4] or ''
 local over, over_until, asked = 0, 0, nil
 if stored[3] and stored[3] ~= own then
   local under, permits, rest = string.match(stored[3], '^(%S+) over (%d+) (%d+)$')
@@ -73,6 +76,9 @@ repeat
   end
 until not former
 local settled = taken
+if redated then
+  forgone = ''
+end
 
 local admitted, changed = 0, false
 if op == 'ask' then
@@ -94,10 +100,13 @@ if op == 'ask' then
         if (window + floor(from / limit)) * length - now > min(wait, length) then
           break
         end
+        if from > taken then
+          forgone = string.format('%.0f %.0f', (window + 1) * length, from - taken)
+        end
         taken, admitted, fit, changed = from + cost, admitted + 1, fit + 1, true
       end
       if fit < count and count_denied == 1 then
-        taken, changed = max(taken, limit), true
+        taken, changed, forgone = max(taken, limit), true, ''
       end
     end
   end
@@ -108,7 +117,7 @@ if op == 'ask' then
     if lent > 0 then
       taken, admitted, changed = taken + lent, admitted + lent, true
     elseif wanted > 0 and count_denied == 1 then
-      taken, changed = max(taken, limit), true
+      taken, changed, forgone = max(taken, limit), true, ''
     end
   end
 elseif op == 'refund' or op == 'return' then
@@ -116,6 +125,13 @@ elseif op == 'refund' or op == 'return' then
   local last = floor((taken - 1) / limit)
   if taken > 0 and cost > 0 and floor(start / length) == window + last then
     taken, changed = max(taken - min(cost, limit), last * limit), true
+    if forgone ~= '' and taken <= limit then
+      -- Nothing is promised to the next window any longer: what was left of this one can be taken again.
+      local began, permits = string.match(forgone, '^(%d+) (%d+)$')
+      if whole(began) == start and start == (window + 1) * length then
+        taken = max(0, taken - whole(permits))
+      end
+    end
   end
 elseif op == 'charge' then
   local cost = struct.unpack('>i8', ARGV[3], position)
@@ -137,6 +153,14 @@ if changed then
     call('HSET', KEYS[1], 'window', window * length, 'count', taken)
   else
     call('HSET', KEYS[1], 'window', window * length, 'count', taken, 'limit', text)
+  end
+  if taken <= limit then
+    forgone = ''
+  end
+  if forgone ~= '' and forgone ~= stored[4] then
+    call('HSET', KEYS[1], 'forgone', forgone)
+  elseif forgone == '' and stored[4] then
+    call('HDEL', KEYS[1], 'forgone')
   end
   if op == 'return' then
     call('HSET', KEYS[1], 'returns', ARGV[5] + 1)

@@ -4,13 +4,15 @@
 --            tokens       whole permits, negative while reservations or debts are due
 --            last_refill  when the running period began, in microseconds
 --            limit        as in bucket.lua, which may have written the state before
+--            forgone      as in bucket.lua, in permits
 -- ARGV[3]  of the limit: capacity in permits, permits that come back each period, the period in microseconds
 --
 -- Returns { how many were admitted, now, tokens, frac, last_refill, false, limit }, the fields as they were before, the limit and what
 -- precedes it only if it is not the caller's.
 local op, own = ARGV[2], ARGV[4]
 local capacity, refill, period, position = struct.unpack('>i8i8i8', ARGV[3])
-local stored = call('HMGET', KEYS[1], 'tokens', 'frac', 'last_refill', 'limit')
+local stored = call('HMGET', KEYS[1], 'tokens', 'frac', 'last_refill', 'limit', 'forgone')
+local forgone = stored[5] or ''
 
 -- Permits that were consumed and have no room here: only what would overflow pays for them.
 local over = 0
@@ -109,6 +111,9 @@ repeat
     asked, consumed, redated = nil, nil, true
   end
 until not former
+if redated then
+  forgone = ''
+end
 
 local admitted, changed = 0, false
 if op == 'ask' then
@@ -126,7 +131,15 @@ if op == 'ask' then
         if last + needed * period - now > min(wait, horizon) then
           break
         end
-        tokens, admitted, changed = min(tokens, capacity - needed * refill) - cost, admitted + 1, true
+        local left = min(tokens, capacity - needed * refill)
+        if left < tokens then
+          -- Starts that have passed do not matter any longer.
+          while tonumber(string.match(forgone, '^ (%d+)') or last + 1) <= last do
+            forgone = string.gsub(forgone, '^ %d+ %d+', '')
+          end
+          forgone = forgone .. string.format(' %.0f %.0f', last + needed * period, tokens - left)
+        end
+        tokens, admitted, changed = left - cost, admitted + 1, true
       end
     end
   end
@@ -155,6 +168,11 @@ elseif op == 'refund' or op == 'return' then
   end
   if credit > 0 and tokens < capacity then
     tokens, changed = min(capacity, tokens + credit), true
+    local earlier, began, permits = string.match(forgone, '^(.*) (%d+) (%d+)$')
+    if earlier and whole(began) == start and tokens + floor((start - last) / period) * refill >= capacity then
+      -- Nothing is reserved for this start any longer: what would have overflowed until then can be taken again.
+      tokens, forgone = min(capacity, tokens + whole(permits)), earlier
+    end
   end
 elseif op == 'charge' then
   local cost = struct.unpack('>i8', ARGV[3], position)
@@ -174,6 +192,14 @@ if changed then
       -- What only bucket.lua understands.
       call('HDEL', KEYS[1], 'frac', 'leases')
     end
+  end
+  if tokens >= 0 then
+    forgone = ''
+  end
+  if forgone ~= '' and forgone ~= stored[5] then
+    call('HSET', KEYS[1], 'forgone', forgone)
+  elseif forgone == '' and stored[5] then
+    call('HDEL', KEYS[1], 'forgone')
   end
   if op == 'return' then
     call('HSET', KEYS[1], 'returns', ARGV[5] + 1)

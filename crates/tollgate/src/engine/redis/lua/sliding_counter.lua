@@ -5,6 +5,8 @@
 --            sub   the length of its sub-buckets in microseconds
 --            N     permits in sub-bucket number N since the epoch
 --            limit the limit it was written under: limit/window/sub-buckets, and behind it what lies over, as in fixed_window.lua
+--            waiting  reservations that have not started: ' START PERMITS' for each start, the latest last. That one is the tail; where
+--                  it is not, the tail is all that is known.
 -- ARGV[3]  of the limit: limit in permits, sub-buckets in a window, their length in microseconds, the tick in microseconds in
 --          which the weight of the oldest sub-bucket falls (0 if it counts in full), 1 if denied requests count
 --
@@ -14,6 +16,8 @@ local limit, buckets, length, tick, count_denied, position = struct.unpack('>i8i
 local window, strict = buckets * length, tick == 0
 local length_ticks = strict and 1 or length / tick
 local key = KEYS[1]
+-- Starts of which account is kept, and of a start of which nothing else is known: more permits than can be given back.
+local WAITING_MAX, UNKNOWN = 8, 4503599627370496
 
 local stored = call('HGETALL', key)
 local fields, counts = {}, {}
@@ -39,6 +43,12 @@ if stored[1] then
   end
 end
 local seen, tail, redated, carried = now, now, false, false
+local waiting = {}
+if fields.waiting then
+  for start, permits in string.gmatch(fields.waiting, ' (%d+) (%d+)') do
+    waiting[#waiting + 1] = { whole(start), whole(permits) }
+  end
+end
 if stored[1] then
   seen, tail = whole(fields.seen), whole(fields.tail)
   local current = floor(seen / length)
@@ -71,7 +81,7 @@ local time
 repeat
   local former = asked
   if seen - now > window then
-    counts, tail = { [floor(now / length)] = min((counted(0)), 3 * limit) }, now
+    counts, tail, waiting = { [floor(now / length)] = min((counted(0)), 3 * limit) }, now, {}
     seen, redated = now, true
     if not former then
       -- After a clock was set back, what lies over matters for as long as the window does.
@@ -97,7 +107,7 @@ repeat
     -- Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
     tail = total > 0 and max(time, min(tail, time + window)) or time
     local used, kept = max(total, lying), alike and total or 0
-    seen, counts = time, alike and counts or {}
+    seen, counts, waiting = time, alike and counts or {}, alike and waiting or {}
     if min(used, limit) > kept then
       local index = floor(tail / length)
       counts[index] = (counts[index] or 0) + min(used, limit) - kept
@@ -163,7 +173,28 @@ local admitted, changed = 0, false
 local function take(start, permits)
   local index = floor(start / length)
   counts[index] = at(index) + permits
+  local latest = waiting[#waiting]
+  if tail > time and not (latest and latest[1] == tail) then
+    -- Of what was promised before only the latest start is known.
+    waiting = { { tail, UNKNOWN } }
+  end
+  while waiting[1] and waiting[1][1] <= time do
+    table.remove(waiting, 1)
+  end
   seen, tail, earliest, changed = time, start, start, true
+  if start == time then
+    return
+  end
+  latest = waiting[#waiting]
+  if latest and latest[1] == start then
+    latest[2] = min(UNKNOWN, latest[2] + permits)
+  else
+    waiting[#waiting + 1] = { start, permits }
+  end
+  if #waiting > WAITING_MAX then
+    local first = table.remove(waiting, 1)
+    waiting[1][2] = min(UNKNOWN, waiting[1][2] + first[2])
+  end
 end
 
 if op == 'ask' then
@@ -211,12 +242,26 @@ elseif op == 'refund' or op == 'return' then
   if credit > 0 then
     counts[index] = counts[index] - credit
     seen, changed = time, true
-    -- Nothing is promised any more, so nobody waits behind it.
-    local left = 0
-    for number, count in pairs(counts) do
-      left = left + (number >= floor(time / length) - buckets and count or 0)
+    if start > time and waiting[1] and waiting[#waiting][1] == tail then
+      -- Nobody waits behind it any longer.
+      for place = #waiting, 1, -1 do
+        if waiting[place][1] == start then
+          waiting[place][2] = waiting[place][2] - credit
+          if waiting[place][2] <= 0 then
+            table.remove(waiting, place)
+          end
+        end
+      end
+      local latest, newest = waiting[1] and waiting[#waiting][1] or time, 0
+      for number, count in pairs(counts) do
+        newest = count > 0 and max(newest, number) or newest
+      end
+      -- What was charged behind it stays where it is, and so does whoever comes later.
+      if newest * length <= latest then
+        tail = latest
+      end
     end
-    if left == 0 then
+    if counted(floor(time / length) - buckets) == 0 or tail <= time then
       tail = time
     end
   end
@@ -241,6 +286,16 @@ if changed then
   if fields.limit ~= text then
     set[#set + 1] = 'limit'
     set[#set + 1] = text
+  end
+  local starts = ''
+  for place = 1, tail > time and #waiting or 0 do
+    starts = starts .. string.format(' %.0f %.0f', waiting[place][1], waiting[place][2])
+  end
+  if starts ~= '' and starts ~= fields.waiting then
+    set[#set + 1] = 'waiting'
+    set[#set + 1] = starts
+  elseif starts == '' and fields.waiting then
+    removed[#removed + 1] = 'waiting'
   end
   for index, count in pairs(counts) do
     if count > 0 and index >= floor(time / length) - buckets then

@@ -1,0 +1,67 @@
+//! Changes of a state together with what is kept beside it.
+
+use tollgate_core::State;
+
+use super::super::CARRIED;
+use super::super::cell::Cell;
+use super::{Asker, Found, Shard, Slot, word};
+
+impl Shard {
+    /// Runs `change` on the state of a key with all that is beside it, carried over if it was another limit's, or on a fresh one.
+    /// Whoever `takes` is told how long to wait under its own limit, so that one holds from now on, even after a denial.
+    #[cold]
+    #[inline(never)]
+    pub(in super::super) fn update_whole<A: Cell, R>(
+        &mut self,
+        asker: Asker<'_>,
+        algorithm: &A,
+        takes: bool,
+        change: impl FnOnce(&mut State) -> R,
+    ) -> R {
+        let found = self.find(asker.hash).and_then(|at| {
+            let slot = self.slots.get(at);
+            Some((at, slot, self.carried_over(slot, asker)?))
+        });
+        let Some((at, slot, Found { mut state, is_changed })) = found else {
+            return self.begin(asker, algorithm, |own| change_own::<A, R>(own, change));
+        };
+        let before = state.clone();
+        let result = change(&mut state);
+        if state == before && !(takes && is_changed) {
+            return result;
+        }
+        self.release(slot, &asker.limits.read());
+        let word = match state {
+            State::Carried(_) => word(CARRIED, self.heap.insert_carried(asker.id, state)),
+            plain => {
+                let own = A::own(plain).unwrap_or_else(|| algorithm.fresh(asker.now));
+                word(asker.id, algorithm.store(own, &mut self.heap))
+            }
+        };
+        self.slots.set(at, Slot { hash: asker.hash, word });
+        result
+    }
+}
+
+/// Runs `change` on the state of a key that was never used: such a key has room for every request, so nothing comes beside it.
+fn change_own<A: Cell, R>(own: &mut A::State, change: impl FnOnce(&mut State) -> R) -> R {
+    let mut state = A::whole(own.clone());
+    let result = change(&mut state);
+    if let Some(changed) = A::own(state.into_plain().0) {
+        *own = changed;
+    }
+    result
+}
+
+/// Runs `change` on the state of an algorithm that a state of any is.
+pub(super) fn as_own<A: Cell, R>(
+    state: &mut State,
+    algorithm: &A,
+    asker: Asker<'_>,
+    change: impl FnOnce(&mut A::State) -> R,
+) -> R {
+    let mut own = A::own(state.clone()).unwrap_or_else(|| algorithm.fresh(asker.now));
+    let result = change(&mut own);
+    *state = A::whole(own);
+    result
+}
