@@ -51,6 +51,11 @@ impl Check {
                 answer["detail"].as_str().unwrap_or("no reason given")
             ),
         };
+        // Permits of another key say nothing about this one.
+        let answered = answer["key"].as_str().unwrap_or_default();
+        if answered != self.key {
+            bail!("{} answered for key {answered:?}, not for {:?}; set TOLLGATE_TOKEN to name keys", self.url, self.key);
+        }
         if self.json {
             println!("{answer}");
         } else {
