@@ -140,7 +140,9 @@ impl App {
             let is_loopback = is_loopback(&admin)?;
             let loopback = (is_loopback && config.admin_tokens.is_empty()).then(loopback_check);
             if !is_loopback && config.admin_tokens.is_empty() {
-                tracing::info!("/admin answers 403 on the admin port: it is beyond loopback, and admin.token_file is not set");
+                tracing::info!(
+                    "/admin answers 403 on the admin port: it is beyond loopback, and admin.token_file is not set"
+                );
             }
             let access = AdminAccess::new(is_loopback, config.admin_tokens);
             let door = Arc::new(AdminDoor { admin: inside, access, loopback });

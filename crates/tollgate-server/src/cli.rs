@@ -147,7 +147,8 @@ async fn serve(config: Config) -> Result<ExitCode> {
     let Signals { stop, hurry } = signals()?;
     let store = config.store.to_string();
     let app = App::bind(config, Clock::system()).await?;
-    let (api, admin, key) = (app.address()?, app.admin_address()?, if app.is_open() { "?key=user:123" } else { "" });
+    let (api, admin, key) =
+        (app.address()?, app.admin_address()?, if app.is_open() { "?key=user:123" } else { "" });
     let mut lines =
         format!("Tollgate {} listens on http://{api} (store: {store})\n", env!("CARGO_PKG_VERSION"));
     if admin != api {

@@ -161,7 +161,9 @@ mod tests {
         let host = HeaderValue::from_static("localhost:8080");
         let is_own = |origin: &'static str| is_own_origin(&HeaderValue::from_static(origin), Some(&host));
         assert!(is_own("http://localhost:8080") && is_own("http://LOCALHOST:8080"));
-        for foreign in ["null", "", "http://localhost:3000", "http://localhost", "http://evil.example", "localhost:8080"] {
+        for foreign in
+            ["null", "", "http://localhost:3000", "http://localhost", "http://evil.example", "localhost:8080"]
+        {
             assert!(!is_own(foreign), "{foreign}");
         }
         assert!(!is_own_origin(&HeaderValue::from_static("http://localhost"), None));

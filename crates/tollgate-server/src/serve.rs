@@ -326,7 +326,8 @@ mod tests {
         assert!(addresses.admit(far).is_some());
         drop(two);
         assert!(addresses.open.lock().expect("not poisoned").is_empty());
-        let neighbours = ["[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3:0:0:9]:1", "[2001:db8:0:1::1]:1"];
+        let neighbours =
+            ["[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3:0:0:9]:1", "[2001:db8:0:1::1]:1"];
         let guests = neighbours.map(|peer| addresses.admit(peer.parse().expect("an address")));
         assert_eq!(guests.map(|guest| guest.is_some()), [true, true, false, true], "one /64 is one address");
         let near = "127.0.0.1:1000".parse().expect("an address");

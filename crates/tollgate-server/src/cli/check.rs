@@ -54,7 +54,11 @@ impl Check {
         // Permits of another key say nothing about this one.
         let answered = answer["key"].as_str().unwrap_or_default();
         if answered != self.key {
-            bail!("{} answered for key {answered:?}, not for {:?}; set TOLLGATE_TOKEN to name keys", self.url, self.key);
+            bail!(
+                "{} answered for key {answered:?}, not for {:?}; set TOLLGATE_TOKEN to name keys",
+                self.url,
+                self.key
+            );
         }
         if self.json {
             println!("{answer}");

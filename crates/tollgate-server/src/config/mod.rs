@@ -356,7 +356,9 @@ fn validate(
     }
     for (index, host) in file.api.allowed_hosts.iter().enumerate() {
         if !is_host_name(host) {
-            let why = format!("expected a host name such as tollgate.internal, without scheme and port, not {host}");
+            let why = format!(
+                "expected a host name such as tollgate.internal, without scheme and port, not {host}"
+            );
             report(&format!("api.allowed_hosts.{index}"), why);
         }
     }
@@ -429,7 +431,9 @@ const BODY_BYTES_LEAST: usize = 1024 * 1024;
 
 /// Letters, digits, dots and hyphens: a name without scheme, port or wildcard.
 fn is_host_name(text: &str) -> bool {
-    let is_part = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    let is_part = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
     text.split('.').all(is_part)
 }
 

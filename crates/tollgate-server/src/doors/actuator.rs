@@ -62,8 +62,7 @@ impl Actuator {
                 if let Some(health) = self.bare_health(method, path) {
                     return health;
                 }
-                let detail =
-                    "no such path; there are /actuator/health, /actuator/health/liveness, /actuator/health/readiness, \
+                let detail = "no such path; there are /actuator/health, /actuator/health/liveness, /actuator/health/readiness, \
                      /actuator/info and /actuator/prometheus";
                 return Problem::new(StatusCode::NOT_FOUND, detail).into_response();
             }

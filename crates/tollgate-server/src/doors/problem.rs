@@ -66,7 +66,8 @@ impl Problem {
     /// A key that the caller may not name. It is never replaced by another one.
     pub(super) fn key_not_allowed() -> Self {
         let problem = Self::from(Refused::KeyNotAllowed);
-        let detail = format!("key: {}; without `key` the check counts by the client's address", problem.detail);
+        let detail =
+            format!("key: {}; without `key` the check counts by the client's address", problem.detail);
         Self { parameter: Some("key".to_owned()), detail, ..problem }
     }
 

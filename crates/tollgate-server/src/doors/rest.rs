@@ -174,7 +174,8 @@ impl Rest {
             self.limiter(&ask).map_err(in_item)?;
             asked.push(ask);
         }
-        let key_of = |(index, ask)| self.key_of(&request, peer, ask).map_err(|problem| problem.in_item(index));
+        let key_of =
+            |(index, ask)| self.key_of(&request, peer, ask).map_err(|problem| problem.in_item(index));
         let keys: Vec<_> = asked.iter().enumerate().map(key_of).collect::<Result<_, _>>()?;
         let mut checks = Vec::with_capacity(asked.len());
         for (key, ask) in keys.iter().zip(&asked) {
