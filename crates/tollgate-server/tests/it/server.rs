@@ -47,7 +47,8 @@ impl Server {
             store.as_ref().map(|store| format!("store: {}\nredis: {{ deadline: 10s }}\n", store.url()));
         let yaml = &format!("{}{yaml}", redis.unwrap_or_default());
         let file = tempfile::NamedTempFile::new().unwrap();
-        let listen = if yaml.contains("listen:") { "" } else { "listen: 127.0.0.1:0\n" };
+        let has_listen = yaml.lines().any(|line| line.starts_with("listen:"));
+        let listen = if has_listen { "" } else { "listen: 127.0.0.1:0\n" };
         // With tokens there is an admin port, and each test needs one of its own.
         let needs_admin_port = yaml.contains("token_file:") && !yaml.contains("admin:");
         let admin = if needs_admin_port { "admin: { listen: 127.0.0.1:0 }\n" } else { "" };
