@@ -120,7 +120,7 @@ async fn exchange(stream: &mut TcpStream, limit: u8, key: u32) -> std::io::Resul
     let algorithm = LIMITS[usize::from(limit)].algorithm;
     let key = key_name(key);
     let request = format!(
-        "GET /api/v1/rate-limit/check?key={key}&algorithm={algorithm} HTTP/1.1\r\nhost: tollgate\r\n\r\n"
+        "GET /api/v1/rate-limit/check?key={key}&algorithm={algorithm} HTTP/1.1\r\nhost: localhost\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await?;
     let mut bytes = Vec::with_capacity(1024);

@@ -1,71 +1,254 @@
-//! Who may name keys, read their standing and reset them: on loopback anyone, beyond it whoever can show it.
+//! Which callers may name keys: local ones where no tokens are configured, else those with a token or in a trusted network.
 
 use std::net::IpAddr;
 
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue};
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-/// Decides who is trusted with keys that are not their own.
+use crate::address::client;
+use crate::config::{AdminToken, ClientAddress};
+use crate::loopback::{is_forwarded, is_from_foreign_page};
+
+/// Why a request was refused before it was looked at any further. A label of a metric.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    /// It shows a token that is not in `api.token_file`.
+    WrongToken,
+    /// It names a key, or asks about one, without a token or a trusted network.
+    KeyNotAllowed,
+    /// Its `Host` is neither a loopback name nor configured.
+    ForeignHost,
+    /// A browser sent it for a page of another origin.
+    ForeignPage,
+    /// A proxy has passed it on, and it asks for a page that only this machine may see.
+    Forwarded,
+    /// It asks for `/admin` beyond loopback, and no admin token is configured.
+    NoAdminTokens,
+    /// It asks for `/admin` without a token of `admin.token_file`.
+    WrongAdminToken,
+    /// All memory for bodies is in use.
+    BodyMemory,
+}
+
+impl Refused {
+    /// All of them, in their order.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::WrongToken,
+        Self::KeyNotAllowed,
+        Self::ForeignHost,
+        Self::ForeignPage,
+        Self::Forwarded,
+        Self::NoAdminTokens,
+        Self::WrongAdminToken,
+        Self::BodyMemory,
+    ];
+
+    /// The label.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::WrongToken => "wrong_token",
+            Self::KeyNotAllowed => "key_not_allowed",
+            Self::ForeignHost => "foreign_host",
+            Self::ForeignPage => "foreign_page",
+            Self::Forwarded => "forwarded",
+            Self::NoAdminTokens => "no_admin_tokens",
+            Self::WrongAdminToken => "wrong_admin_token",
+            Self::BodyMemory => "body_memory",
+        }
+    }
+}
+
+/// Decides which callers of the API are trusted with keys that are not their own.
 #[derive(Debug)]
 pub(crate) struct Access {
-    open: bool,
+    /// Whether local callers need no token.
+    is_open: bool,
     token_digests: Vec<[u8; 32]>,
     trusted: Vec<IpNet>,
 }
 
 impl Access {
-    /// `open` for listeners that only this machine can reach.
-    pub(crate) fn new(open: bool, token_digests: Vec<[u8; 32]>, trusted: Vec<IpNet>) -> Self {
-        Self { open, token_digests, trusted }
+    /// `is_open` for loopback listeners without tokens.
+    pub(crate) fn new(is_open: bool, token_digests: Vec<[u8; 32]>, trusted: Vec<IpNet>) -> Self {
+        Self { is_open, token_digests, trusted }
     }
 
-    /// Whether a caller may name keys. `peer` is the connection's other end, never what a header says.
+    /// Refuses tokens that are not configured, whether or not the request needs one.
     #[inline]
-    pub(crate) fn may_name_keys(&self, peer: IpAddr, headers: &HeaderMap) -> bool {
-        self.open || self.trusts(peer) || self.knows_token(headers)
+    pub(crate) fn check_token(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        match self.shown(headers) {
+            Shown::Wrong => Err(Refused::WrongToken),
+            Shown::Nothing | Shown::Known => Ok(()),
+        }
     }
 
-    fn trusts(&self, peer: IpAddr) -> bool {
-        let peer = peer.to_canonical();
-        self.trusted.iter().any(|net| net.contains(&peer))
+    /// Whether a caller may name keys. `peer` is the connection's other end.
+    #[inline]
+    pub(crate) fn may_name_keys(&self, peer: IpAddr, headers: &HeaderMap, proxies: &ClientAddress) -> bool {
+        (self.is_open && !is_forwarded(headers))
+            || self.shown(headers) == Shown::Known
+            || self.trusts(peer, headers, proxies)
     }
 
-    /// Compares digests, all of them and in constant time, so that an answer's time tells nothing.
-    fn knows_token(&self, headers: &HeaderMap) -> bool {
-        let Some(token) =
-            headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
-        else {
+    /// Whether both ends of the way are in a trusted network: the connection's other end, and the client that a trusted proxy
+    /// names. A proxy on this machine that is not trusted has clients that nobody knows, and so is no trusted caller.
+    fn trusts(&self, peer: IpAddr, headers: &HeaderMap, proxies: &ClientAddress) -> bool {
+        let trusts = |ip: IpAddr| self.trusted.iter().any(|net| net.contains(&ip));
+        if !trusts(peer.to_canonical()) || is_from_foreign_page(headers) {
             return false;
-        };
-        let digest: [u8; 32] = Sha256::digest(token).into();
-        let known =
-            self.token_digests.iter().fold(Choice::from(0), |known, token| known | digest.ct_eq(token));
-        known.into()
+        }
+        let client = client(proxies, peer, headers).ip();
+        trusts(client) && !(client.is_loopback() && is_forwarded(headers))
     }
+
+    fn shown(&self, headers: &HeaderMap) -> Shown {
+        let mut shown = Shown::Nothing;
+        for token in tokens(headers) {
+            let digest = digest(token);
+            // All of them and in constant time, so that an answer's time tells nothing of a token.
+            let known = self.token_digests.iter().fold(Choice::from(0), |known, it| known | digest.ct_eq(it));
+            if !bool::from(known) {
+                return Shown::Wrong;
+            }
+            shown = Shown::Known;
+        }
+        shown
+    }
+}
+
+/// What the tokens of a request are worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shown {
+    Nothing,
+    Wrong,
+    Known,
+}
+
+/// Decides who may use `/admin` on the admin listener.
+#[derive(Debug)]
+pub(crate) struct AdminAccess {
+    is_loopback: bool,
+    tokens: Vec<AdminToken>,
+}
+
+/// The name of a caller in the audit log where no token is needed.
+pub(crate) const LOCAL_ADMIN: &str = "loopback";
+
+impl AdminAccess {
+    pub(crate) fn new(is_loopback: bool, tokens: Vec<AdminToken>) -> Self {
+        Self { is_loopback, tokens }
+    }
+
+    /// The name of a caller who may use `/admin`.
+    pub(crate) fn admit(&self, headers: &HeaderMap) -> Result<&str, Refused> {
+        if self.tokens.is_empty() {
+            return match self.is_loopback && !is_forwarded(headers) {
+                true => Ok(LOCAL_ADMIN),
+                false => Err(Refused::NoAdminTokens),
+            };
+        }
+        let mut name = None;
+        for token in tokens(headers) {
+            name = Some(self.name_of(token).ok_or(Refused::WrongAdminToken)?);
+        }
+        name.ok_or(Refused::WrongAdminToken)
+    }
+
+    fn name_of(&self, token: &[u8]) -> Option<&str> {
+        let digest = digest(token);
+        let mut name = None;
+        // No early end: the time taken does not depend on which token it is.
+        for known in &self.tokens {
+            if digest.ct_eq(&known.digest).into() {
+                name = Some(known.name.as_str());
+            }
+        }
+        name
+    }
+}
+
+/// The tokens that a request shows. `Bearer` is the name of a scheme, and those have no case (RFC 9110).
+fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    const SCHEME: usize = "bearer".len();
+    headers.get_all(AUTHORIZATION).iter().map(HeaderValue::as_bytes).filter_map(|value| {
+        let (scheme, rest) = value.split_at_checked(SCHEME)?;
+        let is_bearer = scheme.eq_ignore_ascii_case(b"bearer") && matches!(rest.first(), None | Some(b' '));
+        is_bearer.then(|| rest.trim_ascii())
+    })
+}
+
+fn digest(token: &[u8]) -> [u8; 32] {
+    Sha256::digest(token).into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn header(name: &'static str, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().expect("a header"))])
+    }
+
     fn bearer(token: &str) -> HeaderMap {
-        HeaderMap::from_iter([(AUTHORIZATION, format!("Bearer {token}").parse().expect("a header"))])
+        header("authorization", &format!("Bearer {token}"))
+    }
+
+    fn access(is_open: bool, trusted: &[&str]) -> Access {
+        let digests = vec![Sha256::digest("correct horse battery").into()];
+        Access::new(is_open, digests, trusted.iter().map(|net| net.parse().expect("a network")).collect())
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
     }
 
     #[test]
     fn beyond_loopback_a_token_or_a_trusted_network_is_needed() {
-        let digests = vec![Sha256::digest("correct horse battery").into()];
-        let access = Access::new(false, digests, vec!["10.1.0.0/16".parse().expect("a network")]);
-        let [far, near, mapped] =
-            ["192.0.2.1", "10.1.2.3", "::ffff:10.1.2.3"].map(|ip| ip.parse().expect("an address"));
-        assert!(!access.may_name_keys(far, &HeaderMap::new()));
-        assert!(!access.may_name_keys(far, &bearer("wrong horse battery..")));
-        assert!(!access.may_name_keys(far, &bearer("")));
-        assert!(access.may_name_keys(far, &bearer("correct horse battery")));
-        assert!(access.may_name_keys(near, &HeaderMap::new()));
-        assert!(access.may_name_keys(mapped, &HeaderMap::new()));
+        let access = access(false, &["10.1.0.0/16"]);
+        let may = |peer, headers| access.may_name_keys(peer, headers, &ClientAddress::default());
+        let [far, near, mapped] = ["192.0.2.1", "10.1.2.3", "::ffff:10.1.2.3"].map(ip);
+        assert!(!may(far, &HeaderMap::new()));
+        assert!(!may(far, &bearer("wrong horse battery..")));
+        assert!(!may(far, &bearer("")));
+        assert!(may(far, &bearer("correct horse battery")));
+        assert!(may(near, &HeaderMap::new()));
+        assert!(may(mapped, &HeaderMap::new()));
+        assert!(!may(near, &header("sec-fetch-site", "cross-site")), "a page in a trusted network's browser");
+    }
+
+    #[test]
+    fn bearer_has_no_case_and_other_schemes_are_no_tokens() {
+        let access = access(false, &[]);
+        for scheme in ["Bearer", "bearer", "BEARER", "bEaReR", "Bearer  "] {
+            let shown = access.shown(&header("authorization", &format!("{scheme} correct horse battery")));
+            assert_eq!(shown, Shown::Known, "{scheme}");
+        }
+        for wrong in ["Bearer", "bearer x", "Bearer correct horse"] {
+            assert_eq!(access.shown(&header("authorization", wrong)), Shown::Wrong, "{wrong}");
+        }
+        for other in ["Basic eDp5", "Bearerx y", "Token correct horse battery", "B"] {
+            assert_eq!(access.shown(&header("authorization", other)), Shown::Nothing, "{other}");
+        }
+        let mut two = bearer("correct horse battery");
+        two.append(AUTHORIZATION, HeaderValue::from_static("Bearer another"));
+        assert_eq!(access.shown(&two), Shown::Wrong);
+    }
+
+    #[test]
+    fn clients_of_a_proxy_are_trusted_by_their_own_address() {
+        let access = access(false, &["10.0.0.0/8", "127.0.0.0/8"]);
+        let proxies = ClientAddress {
+            header: Some(crate::config::AddressHeader::XForwardedFor),
+            trusted_proxies: vec!["10.0.0.1/32".parse().expect("a network")],
+            ipv6_prefix: 64,
+        };
+        let by_proxy = |client: &str| header("x-forwarded-for", client);
+        assert!(access.may_name_keys(ip("10.0.0.1"), &by_proxy("10.0.0.9"), &proxies));
+        assert!(!access.may_name_keys(ip("10.0.0.1"), &by_proxy("198.51.100.1"), &proxies));
+        assert!(access.may_name_keys(ip("127.0.0.1"), &HeaderMap::new(), &proxies));
+        assert!(!access.may_name_keys(ip("127.0.0.1"), &by_proxy("10.0.0.9"), &proxies), "no trusted proxy");
     }
 }

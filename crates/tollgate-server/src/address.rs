@@ -31,12 +31,16 @@ impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ip {
             IpAddr::V4(ip) => write!(f, "{ip}"),
-            IpAddr::V6(ip) => {
-                let kept = u128::MAX.checked_shl(128 - u32::from(self.ipv6_prefix)).unwrap_or(0);
-                write!(f, "{}/{}", Ipv6Addr::from_bits(ip.to_bits() & kept), self.ipv6_prefix)
-            }
+            IpAddr::V6(_) => write!(f, "{}/{}", network(self.ip, self.ipv6_prefix), self.ipv6_prefix),
         }
     }
+}
+
+/// The first address of a client's network: an IPv4 address itself, or an IPv6 address cut to its prefix.
+pub(crate) fn network(ip: IpAddr, ipv6_prefix: u8) -> IpAddr {
+    let IpAddr::V6(ip) = ip else { return ip };
+    let kept = u128::MAX.checked_shl(128 - u32::from(ipv6_prefix)).unwrap_or(0);
+    IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & kept))
 }
 
 /// Who sent the request.

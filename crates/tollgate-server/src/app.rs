@@ -1,6 +1,6 @@
 //! The wiring, on one page: configuration in, a running service out. Only this room and `serve.rs` spawn.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +10,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tollgate::{Clock, Engine, Guard, LeaseStats, MemoryEngine, RedisConfig, RedisEngine};
 
-use crate::access::Access;
+use crate::access::{Access, AdminAccess};
 use crate::config::{Config, PolicyContext, Serving, Store};
 use crate::doors::actuator::Actuator;
-use crate::doors::admin::Admin;
+use crate::doors::admin::{Admin, AdminDoor};
+use crate::doors::body::BodyMemory;
 use crate::doors::rest::Rest;
 use crate::live::LivePolicy;
+use crate::loopback::LoopbackCheck;
 use crate::metrics::Metrics;
 use crate::reload::{hangups, keep_up};
 use crate::serve::{Stopping, serve};
@@ -25,7 +27,11 @@ use crate::telemetry;
 pub struct App {
     config: Config,
     listener: TcpListener,
-    /// For whoever runs the service, where the API can be reached from outside.
+    /// Whether the API is for all callers on this machine: its address is loopback, and no tokens are configured.
+    is_open: bool,
+    /// Whether the API's port has the pages of the admin port, too.
+    has_admin_pages: bool,
+    /// The admin port, where it was configured or where the API's port does not have its pages.
     admin: Option<TcpListener>,
     engine: Engine,
     clock: Clock,
@@ -33,8 +39,10 @@ pub struct App {
 
 /// For what is owed to the store, when the service stops.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections of the actuator: a scraper or two, and whoever looks.
+/// Connections of the admin port: scrapers, probes and operators are few.
 const ADMIN_CONNECTIONS: usize = 16;
+/// Where the admin port listens unless it is configured.
+const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
 /// A whole sweep of the table takes this long: keys that nobody uses any more are gone by then.
 const SWEEP_SECS: usize = 30;
 
@@ -44,12 +52,14 @@ impl App {
     pub async fn bind(config: Config, clock: Clock) -> Result<Self> {
         telemetry::init(&config);
         let listener = listen(config.listen, "--listen").await?;
-        let admin = match listener.local_addr()?.ip().is_loopback() {
-            true => None,
-            false => Some(listen(config.admin_listen, "admin.listen").await?),
+        let is_open = is_loopback(&listener)? && config.token_digests.is_empty();
+        let has_admin_pages = is_open && config.admin_tokens.is_empty();
+        let admin = match config.admin_listen {
+            None if has_admin_pages => None,
+            chosen => Some(listen(chosen.unwrap_or(ADMIN_LISTEN), "admin.listen").await?),
         };
         let engine = engine(&config, clock.clone()).await?;
-        Ok(Self { config, listener, admin, engine, clock })
+        Ok(Self { config, listener, is_open, has_admin_pages, admin, engine, clock })
     }
 
     /// Where the API listens.
@@ -57,14 +67,19 @@ impl App {
         Ok(self.listener.local_addr()?)
     }
 
-    /// Where the actuator listens.
+    /// Whether callers on this machine may name keys without a token.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Where the pages of the admin port are: on the API's port, if the admin port is not open.
     pub fn admin_address(&self) -> Result<SocketAddr> {
         Ok(self.admin.as_ref().unwrap_or(&self.listener).local_addr()?)
     }
 
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let Self { config, listener, admin, engine, clock } = self;
+        let Self { config, listener, is_open, has_admin_pages, admin, engine, clock } = self;
         let hangups = hangups()?;
         let tasks = TaskTracker::new();
         if let Engine::Memory(engine) = &engine {
@@ -83,7 +98,6 @@ impl App {
         if matches!(engine, Engine::Redis(_)) {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
-        let local_only = admin.is_none();
         let identity = config.identity;
         let context = PolicyContext::new(config.client_address.ipv6_prefix, Arc::clone(&identity))
             .with_log_limit_max(config.log_limit_max);
@@ -96,29 +110,45 @@ impl App {
         let actuator =
             Actuator::new(Arc::clone(&metrics), engine.clone(), store, Arc::clone(&policy), stop.clone());
         let body_timeout = config.server.body_timeout;
+        let body_memory = Arc::new(BodyMemory::new(config.server.max_body_bytes, metrics.body_bytes.clone()));
         let inside = Arc::new(Admin {
             actuator,
             policy: Arc::clone(&policy),
             identity: Arc::clone(&identity),
             body_timeout,
+            body_memory: Arc::clone(&body_memory),
+            metrics: Arc::clone(&metrics),
         });
+        let loopback_check = || LoopbackCheck::new(config.allowed_hosts.clone());
         let rest = Arc::new(Rest {
             limiters,
             policy,
             identity,
             clock,
-            access: Access::new(local_only, config.token_digests, config.trusted_callers),
+            access: Access::new(is_open, config.token_digests, config.trusted_callers),
             client_address: config.client_address,
+            loopback: is_open.then(loopback_check),
             body_timeout,
+            body_memory,
             closed_status: config.closed_status,
             metrics: Arc::clone(&metrics),
-            admin: local_only.then(|| Arc::clone(&inside)),
+            admin: Arc::clone(&inside),
+            has_admin_pages,
         });
         let stopping = Stopping { told: stop.clone(), ..Stopping::default() };
         tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stopping.clone()));
         if let Some(admin) = admin {
             let limits = Serving { max_connections: ADMIN_CONNECTIONS, ..config.server };
-            tasks.spawn(serve(admin, inside, limits, metrics, stopping.clone()));
+            let is_loopback = is_loopback(&admin)?;
+            let loopback = (is_loopback && config.admin_tokens.is_empty()).then(loopback_check);
+            if !is_loopback && config.admin_tokens.is_empty() {
+                tracing::info!(
+                    "/admin answers 403 on the admin port: it is beyond loopback, and admin.token_file is not set"
+                );
+            }
+            let access = AdminAccess::new(is_loopback, config.admin_tokens);
+            let door = Arc::new(AdminDoor { admin: inside, access, loopback });
+            tasks.spawn(serve(admin, door, limits, metrics, stopping.clone()));
         }
         tasks.close();
         stop.cancelled().await;
@@ -160,6 +190,10 @@ async fn engine(config: &Config, clock: Clock) -> Result<Engine> {
             Ok(Engine::Redis(guard))
         }
     }
+}
+
+fn is_loopback(listener: &TcpListener) -> Result<bool> {
+    Ok(listener.local_addr()?.ip().to_canonical().is_loopback())
 }
 
 async fn listen(address: SocketAddr, setting: &str) -> Result<TcpListener> {

@@ -59,7 +59,7 @@ enum Command {
 /// What serving takes. Flags win over TOLLGATE_* variables, and these over the file.
 #[derive(Args)]
 struct Serve {
-    /// Where the API listens [default: 127.0.0.1:8080]. Beyond loopback callers need a token to name keys.
+    /// Where the API listens [default: 127.0.0.1:8080]. Beyond loopback naming keys requires a token.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
     /// Where the state is kept [default: memory]: memory, redis://HOST, rediss://HOST, redis+unix:///PATH,
@@ -148,13 +148,14 @@ async fn serve(config: Config) -> Result<ExitCode> {
     let Signals { stop, hurry } = signals()?;
     let store = config.store.to_string();
     let app = App::bind(config, Clock::system()).await?;
-    let (api, admin) = (app.address()?, app.admin_address()?);
+    let (api, admin, key) =
+        (app.address()?, app.admin_address()?, if app.is_open() { "?key=user:123" } else { "" });
     let mut lines =
         format!("Tollgate {} listens on http://{api} (store: {store})\n", env!("CARGO_PKG_VERSION"));
     if admin != api {
         lines += &format!("Health and metrics: http://{admin}/actuator/health\n");
     }
-    lines += &format!("Try: curl 'http://{api}/api/v1/rate-limit/check?key=user:123'\n");
+    lines += &format!("Try: curl 'http://{api}/api/v1/rate-limit/check{key}'\n");
     print(&lines)?;
     tokio::select! {
         ran = app.run(stop) => ran?,

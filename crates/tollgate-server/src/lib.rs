@@ -9,6 +9,7 @@ mod doors;
 mod identity;
 mod import;
 mod live;
+mod loopback;
 mod metrics;
 mod reload;
 mod serve;

@@ -15,6 +15,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use tollgate::rules::Role;
 
+use crate::access::Refused;
 use crate::identity::Unverified;
 use tollgate::{
     AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, ServerStatus,
@@ -101,6 +102,12 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     /// Connections that were closed at once because their address had too many.
     pub(crate) connections_refused: Counter,
+    /// Idle connections that were closed for others.
+    pub(crate) connections_evicted: Counter,
+    /// Memory that bodies of requests take.
+    pub(crate) body_bytes: Gauge,
+    /// By [`Refused`].
+    refused: Vec<Counter>,
 }
 
 impl Metrics {
@@ -182,6 +189,18 @@ impl Metrics {
         let connections_refused = Counter::default();
         let help = "Connections closed at once because their address had too many";
         registry.register("tollgate_connections_refused", help, connections_refused.clone());
+        let connections_evicted = Counter::default();
+        let help = "Idle connections closed to make room for others";
+        registry.register("tollgate_connections_evicted", help, connections_evicted.clone());
+        let body_bytes = Gauge::default();
+        registry.register("tollgate_body_bytes", "Memory that bodies of requests take", body_bytes.clone());
+        let family = Family::<ReasonLabels, Counter>::default();
+        let help = "Requests refused for their token, origin or body, by reason";
+        registry.register("tollgate_requests_refused", help, family.clone());
+        let refused = Refused::ALL
+            .iter()
+            .map(|why| family.get_or_create(&ReasonLabels { reason: why.as_str() }).clone())
+            .collect();
         registry.register(
             "tollgate_build",
             "The version that runs",
@@ -200,6 +219,9 @@ impl Metrics {
             policy_reads,
             connections,
             connections_refused,
+            connections_evicted,
+            body_bytes,
+            refused,
         }
     }
 
@@ -237,6 +259,11 @@ impl Metrics {
         if let Some(counter) = number.and_then(|number| self.unverified.get(number)) {
             counter.inc();
         }
+    }
+
+    /// A request was refused.
+    pub(crate) fn refused(&self, why: Refused) {
+        self.refused[why as usize].inc();
     }
 
     /// A policy was to come into force.

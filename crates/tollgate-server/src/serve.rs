@@ -2,11 +2,12 @@
 //!
 //! Written out because a framework's loop has no clock: a client that sends its head a byte a minute would be waited for.
 
+mod table;
+
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -21,11 +22,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::table::{Phase, Seat, Seated, Table};
+use crate::address::{canonical, network};
 use crate::config::Serving;
 use crate::metrics::SharedMetrics;
 
@@ -64,19 +66,19 @@ pub(crate) async fn serve(
     metrics: SharedMetrics,
     stopping: Stopping,
 ) {
-    let places = Arc::new(Semaphore::new(connections_max(limits.max_connections)));
-    let addresses = Arc::new(Addresses { open: Mutex::default(), most: limits.max_connections_per_address });
+    let table = Table::new(connections_max(limits.max_connections));
+    let addresses = Arc::new(Addresses {
+        open: Mutex::default(),
+        most: limits.max_connections_per_address,
+        ipv6_prefix: limits.ipv6_prefix,
+    });
     let connections = TaskTracker::new();
     loop {
-        // A place first: connections beyond the limit wait in the system's queue.
         let accepted = tokio::select! {
             () = stopping.closing.cancelled() => break,
-            accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                (place, listener.accept().await)
-            } => accepted,
+            accepted = listener.accept() => accepted,
         };
-        let (Ok(place), Ok((stream, peer))) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             tracing::warn!("no connection can be accepted now");
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
@@ -85,12 +87,20 @@ pub(crate) async fn serve(
             metrics.connections_refused.inc();
             continue;
         };
+        // While this one waits for a place, further ones wait in the system's queue.
+        let place = tokio::select! {
+            () = stopping.closing.cancelled() => break,
+            place = table.place() => place,
+        };
+        let seated = table.enter(place);
         let (door, metrics, stopping) = (Arc::clone(&door), Arc::clone(&metrics), stopping.clone());
         connections.spawn(async move {
             metrics.connections.inc();
-            hold(stream, peer, door, limits, stopping).await;
+            if hold(stream, peer, door, limits, &seated, stopping).await == Ended::GaveWay {
+                metrics.connections_evicted.inc();
+            }
             metrics.connections.dec();
-            drop((place, guest));
+            drop((seated, guest));
         });
     }
     drop(listener);
@@ -120,20 +130,30 @@ fn connections_max(wanted: usize) -> usize {
     wanted.min(most)
 }
 
-/// Holds one connection until it ends, is idle or slow for too long, or the service stops.
+/// How a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// By the client, by a timeout, or because the service stops.
+    Done,
+    /// For another connection.
+    GaveWay,
+}
+
+/// Holds one connection until it ends, is idle or slow for too long, gives way to another one, or the service stops.
 async fn hold(
     stream: TcpStream,
     peer: SocketAddr,
     door: Arc<impl Door>,
     limits: Serving,
+    seated: &Seated,
     stopping: Stopping,
-) {
+) -> Ended {
     // Answers are one small packet each; without this they would wait for a second one. Failing costs speed only.
     let _ = stream.set_nodelay(true);
-    let progress = Arc::new(Progress::default());
+    let progress = &seated.seat;
     let service = service_fn(|request| {
         progress.enter(Phase::Answering);
-        let (door, progress, told) = (&door, &progress, &stopping.told);
+        let (door, told) = (&door, &stopping.told);
         async move {
             let mut response = door.answer(request, peer.ip()).await;
             if told.is_cancelled() {
@@ -143,13 +163,13 @@ async fn hold(
             Ok::<_, Infallible>(response)
         }
     });
-    let io = Watched { io: TokioIo::new(stream), progress: Arc::clone(&progress) };
+    let io = Watched { io: TokioIo::new(stream), progress: Arc::clone(progress) };
     let connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(io, service);
     let mut connection = pin!(connection);
-    let mut watch = Watch::new(&progress, limits);
+    let mut watch = Watch::new(progress, limits);
     let mut ticks = interval(watch.every());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut closing = pin!(async {
@@ -161,61 +181,27 @@ async fn hold(
         tokio::select! {
             biased;
             // An error is the client's: it left, or spoke no HTTP, and hyper has told it so.
-            _ = connection.as_mut() => return,
+            _ = connection.as_mut() => return Ended::Done,
+            () = progress.is_to_give_way() => return Ended::GaveWay,
             () = closing.as_mut(), if !closed => {
                 closed = true;
                 connection.as_mut().graceful_shutdown();
             }
-            _ = ticks.tick() => if watch.is_over() { return },
+            _ = ticks.tick() => if watch.is_over() { return Ended::Done },
         }
-    }
-}
-
-/// What a connection is doing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-enum Phase {
-    /// Between two requests.
-    Idle = 0,
-    /// In the head of a request.
-    Head = 1,
-    /// A request is being answered; its body has a timeout of its own.
-    Answering = 2,
-}
-
-/// The phase of a connection, and a number that changes with it. Written on every request, so without a clock.
-#[derive(Default)]
-struct Progress(AtomicU32);
-
-impl Progress {
-    const PHASES: u32 = 4;
-
-    fn enter(&self, phase: Phase) {
-        let next = (self.0.load(Ordering::Relaxed) / Self::PHASES).wrapping_add(1).wrapping_mul(Self::PHASES);
-        self.0.store(next.wrapping_add(phase as u32), Ordering::Relaxed);
-    }
-
-    fn now(&self) -> (u32, Phase) {
-        let now = self.0.load(Ordering::Relaxed);
-        let phase = match now % Self::PHASES {
-            0 => Phase::Idle,
-            1 => Phase::Head,
-            _ => Phase::Answering,
-        };
-        (now, phase)
     }
 }
 
 /// Looks at a connection's progress from time to time.
 struct Watch<'a> {
-    progress: &'a Progress,
+    progress: &'a Seat,
     limits: Serving,
     seen: u32,
     since: Instant,
 }
 
 impl<'a> Watch<'a> {
-    fn new(progress: &'a Progress, limits: Serving) -> Self {
+    fn new(progress: &'a Seat, limits: Serving) -> Self {
         Self { progress, limits, seen: progress.now().0, since: Instant::now() }
     }
 
@@ -241,7 +227,7 @@ impl<'a> Watch<'a> {
 /// A connection that notes when a request begins.
 struct Watched {
     io: TokioIo<TcpStream>,
-    progress: Arc<Progress>,
+    progress: Arc<Seat>,
 }
 
 impl hyper::rt::Read for Watched {
@@ -281,19 +267,22 @@ impl hyper::rt::Write for Watched {
     }
 }
 
-/// Connections by address. As many entries as connections, so bounded by them.
+/// Connections by address, of IPv6 by prefix: one client can have very many addresses there. As many entries as connections, so
+/// bounded by them.
 struct Addresses {
     open: Mutex<HashMap<IpAddr, usize>>,
     most: usize,
+    ipv6_prefix: u8,
 }
 
 impl Addresses {
     /// A place for one more connection. Loopback is the operator's own, and is not counted.
     fn admit(self: &Arc<Self>, peer: SocketAddr) -> Option<Guest> {
-        let ip = peer.ip().to_canonical();
+        let ip = canonical(peer.ip());
         if ip.is_loopback() {
             return Some(Guest { addresses: None, ip });
         }
+        let ip = network(ip, self.ipv6_prefix);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(ip).or_insert(0);
         if *count >= self.most {
@@ -329,7 +318,7 @@ mod tests {
 
     #[test]
     fn an_address_has_so_many_places_and_gives_them_back() {
-        let addresses = Arc::new(Addresses { open: Mutex::default(), most: 2 });
+        let addresses = Arc::new(Addresses { open: Mutex::default(), most: 2, ipv6_prefix: 64 });
         let far = "192.0.2.1:1000".parse().expect("an address");
         let (one, two) = (addresses.admit(far), addresses.admit(far));
         assert!(one.is_some() && two.is_some() && addresses.admit(far).is_none());
@@ -337,19 +326,12 @@ mod tests {
         assert!(addresses.admit(far).is_some());
         drop(two);
         assert!(addresses.open.lock().expect("not poisoned").is_empty());
+        let neighbours =
+            ["[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3:0:0:9]:1", "[2001:db8:0:1::1]:1"];
+        let guests = neighbours.map(|peer| addresses.admit(peer.parse().expect("an address")));
+        assert_eq!(guests.map(|guest| guest.is_some()), [true, true, false, true], "one /64 is one address");
         let near = "127.0.0.1:1000".parse().expect("an address");
         let guests: Vec<_> = (0..10).map(|_| addresses.admit(near)).collect();
         assert!(guests.iter().all(Option::is_some));
-    }
-
-    #[test]
-    fn progress_tells_a_new_request_from_the_same_one() {
-        let progress = Progress::default();
-        let before = progress.now();
-        progress.enter(Phase::Head);
-        progress.enter(Phase::Answering);
-        progress.enter(Phase::Idle);
-        assert_eq!(progress.now().1, before.1);
-        assert_ne!(progress.now().0, before.0);
     }
 }

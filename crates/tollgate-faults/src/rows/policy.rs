@@ -175,7 +175,7 @@ impl Connection {
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         let length = body.len();
         let request =
-            format!("{method} {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {length}\r\n\r\n{body}");
+            format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}");
         stream.write_all(request.as_bytes()).ok()?;
         let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
         loop {

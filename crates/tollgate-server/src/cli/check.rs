@@ -1,5 +1,6 @@
 //! `tollgate check`: ask a running server, for scripts and for people.
 
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -51,6 +52,15 @@ impl Check {
                 answer["detail"].as_str().unwrap_or("no reason given")
             ),
         };
+        // Permits of another key say nothing about this one.
+        let answered = answer["key"].as_str().unwrap_or_default();
+        if answered != self.key {
+            bail!(
+                "{} answered for key {answered:?}, not for {:?}; set TOLLGATE_TOKEN to name keys",
+                self.url,
+                self.key
+            );
+        }
         if self.json {
             println!("{answer}");
         } else {
@@ -93,11 +103,16 @@ impl Check {
                 body.map_err(|why| anyhow::anyhow!("the answer of {} cannot be read: {why}", self.url))?;
             Ok((status, body.to_bytes()))
         };
+        let mut asked = pin!(asked);
         tokio::select! {
-            answer = asked => answer,
-            ended = connection => {
-                ended?;
-                bail!("{} hung up", self.url)
+            answer = asked.as_mut() => answer,
+            // The answer may have come together with the end of the connection.
+            ended = connection => match asked.await {
+                Ok(answer) => Ok(answer),
+                Err(_) => {
+                    ended?;
+                    bail!("{} hung up", self.url)
+                }
             }
         }
     }

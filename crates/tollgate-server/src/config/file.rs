@@ -74,18 +74,16 @@ impl JsonSchema for PolicySource {
     }
 }
 
-/// The actuator (health, info, metrics) when the API is not on a loopback address; it is on the API's port otherwise.
-#[derive(Deserialize, Serialize, JsonSchema, Debug)]
+/// The admin port: health with details, info, metrics and `/admin`. The API's port has them, too, while it is a loopback address
+/// and no tokens are configured.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Admin {
-    /// A loopback address.
-    pub listen: ListenText,
-}
-
-impl Default for Admin {
-    fn default() -> Self {
-        Self { listen: ListenText(SocketAddr::from(([127, 0, 0, 1], 8090))) }
-    }
+    /// Where the admin port listens: any address. 127.0.0.1:8090 by default, if the API's port does not have these pages.
+    pub listen: Option<ListenText>,
+    /// A file with lines `NAME:TOKEN`. `/admin` needs one of the tokens (`Authorization: Bearer TOKEN`), and the log shows the name
+    /// with each change. Without it `/admin` is open on loopback, and answers 403 beyond.
+    pub token_file: Option<PathBuf>,
 }
 
 /// The memory engine.
@@ -271,10 +269,13 @@ pub(super) enum ConsistencyName {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Api {
     pub defaults: Defaults,
-    /// A file with one token a line. Beyond loopback, callers that show one (`Authorization: Bearer ...`) may name keys.
+    /// A file with one token a line. Callers that show one (`Authorization: Bearer ...`) may name keys. Without it, so may all callers of
+    /// a loopback address.
     pub token_file: Option<PathBuf>,
     /// Networks whose callers need no token.
     pub trusted_callers: Vec<NetworkText>,
+    /// Host names under which a loopback address without tokens is called, beside `localhost` and loopback addresses: without port.
+    pub allowed_hosts: Vec<String>,
     /// For every limit that does not say it itself.
     pub consistency: ConsistencyName,
     /// For every limit that does not say it itself.
@@ -291,6 +292,7 @@ impl Default for Api {
             defaults: Defaults::default(),
             token_file: None,
             trusted_callers: Vec::new(),
+            allowed_hosts: Vec::new(),
             consistency: ConsistencyName::Strict,
             on_store_failure: OnStoreFailure::Open,
             settle_debt: false,
@@ -335,10 +337,13 @@ pub enum AddressHeader {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Server {
-    /// Connections at the same time; further ones wait to be accepted.
+    /// Connections at the same time. A further one takes the place of the one that has been idle for longest, or waits if all have a
+    /// request under way.
     pub max_connections: usize,
-    /// Of these, from one address that is not loopback; further ones are closed.
+    /// Of these, from one address that is not loopback; further ones are closed. IPv6 addresses count by `client_address.ipv6_prefix`.
     pub max_connections_per_address: usize,
+    /// Memory for the bodies of all requests together. A body beyond it is answered with 503.
+    pub max_body_bytes: usize,
     /// From the first byte of a request to the end of its head.
     pub header_timeout: DurationText,
     /// For the whole body of a request.
@@ -358,6 +363,7 @@ impl Default for Server {
         Self {
             max_connections: 10_000,
             max_connections_per_address: 1_000,
+            max_body_bytes: 64 * 1024 * 1024,
             header_timeout: secs(5),
             body_timeout: secs(10),
             idle_timeout: secs(60),

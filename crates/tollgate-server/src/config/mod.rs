@@ -3,6 +3,7 @@
 //! Layers, each over the one before: defaults, the file, `TOLLGATE_*`, flags. Every mistake of a run is reported at once,
 //! each with the place it was made in.
 
+mod admin_tokens;
 mod file;
 mod guard;
 mod identity;
@@ -24,6 +25,7 @@ use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 
+pub use self::admin_tokens::AdminToken;
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
@@ -38,8 +40,10 @@ use crate::identity::IdentityConfig;
 pub struct Config {
     /// Where the API listens.
     pub listen: SocketAddr,
-    /// Where the actuator listens if the API is not on a loopback address.
-    pub admin_listen: SocketAddr,
+    /// Where the admin port listens, if it was said.
+    pub admin_listen: Option<SocketAddr>,
+    /// The tokens of `/admin`.
+    pub admin_tokens: Vec<AdminToken>,
     /// Where the state is kept.
     pub store: Store,
     /// What happens while the store does not decide.
@@ -56,6 +60,8 @@ pub struct Config {
     pub token_digests: Vec<[u8; 32]>,
     /// Callers that need no token.
     pub trusted_callers: Vec<IpNet>,
+    /// Host names of a loopback address without tokens, beside those of loopback.
+    pub allowed_hosts: Vec<String>,
     /// How the client's address is found.
     pub client_address: ClientAddress,
     /// How connections are held.
@@ -142,6 +148,10 @@ pub struct Serving {
     pub max_connections: usize,
     /// Of these, from one address that is not loopback.
     pub max_connections_per_address: usize,
+    /// How much of an IPv6 address is one address in that count.
+    pub ipv6_prefix: u8,
+    /// Memory for the bodies of all requests together.
+    pub max_body_bytes: usize,
     /// From the first byte of a request to the end of its head.
     pub header_timeout: Duration,
     /// For the whole body.
@@ -331,9 +341,6 @@ fn validate(
     identity: Arc<IdentityConfig>,
     report: &mut dyn FnMut(&str, String),
 ) -> Config {
-    if !file.admin.listen.0.ip().is_loopback() {
-        report("admin.listen", "must be a loopback address: the actuator has no authentication".to_owned());
-    }
     for (index, net) in networks(&file.client_address.trusted_proxies).iter().enumerate() {
         check_network(net, |why| report(&format!("client_address.trusted_proxies.{index}"), why));
     }
@@ -366,6 +373,17 @@ fn validate(
             report(field, "at least 1".to_owned());
         }
     }
+    if file.server.max_body_bytes < BODY_BYTES_LEAST {
+        report("server.max_body_bytes", format!("at least {BODY_BYTES_LEAST}, the size of the largest body"));
+    }
+    for (index, host) in file.api.allowed_hosts.iter().enumerate() {
+        if !is_host_name(host) {
+            let why = format!(
+                "expected a host name such as tollgate.internal, without scheme and port, not {host}"
+            );
+            report(&format!("api.allowed_hosts.{index}"), why);
+        }
+    }
     for (field, timeout) in [
         ("server.header_timeout", file.server.header_timeout.0),
         ("server.body_timeout", file.server.body_timeout.0),
@@ -394,9 +412,15 @@ fn validate(
         }),
         None => Vec::new(),
     };
+    let admin_tokens = file.admin.token_file.as_deref().map_or(Ok(Vec::new()), admin_tokens::read);
+    let admin_tokens = admin_tokens.unwrap_or_else(|why| {
+        report("admin.token_file", why);
+        Vec::new()
+    });
     Config {
         listen: file.listen.0,
-        admin_listen: file.admin.listen.0,
+        admin_listen: file.admin.listen.map(|listen| listen.0),
+        admin_tokens,
         store: store::validate(file, report),
         guard: guard::validate(&file.guard, report),
         limits: limits::validate(&file.api, file.sliding_window.max_limit, report),
@@ -405,6 +429,7 @@ fn validate(
         closed_status: file.api.closed_status,
         token_digests,
         trusted_callers: networks(&file.api.trusted_callers),
+        allowed_hosts: file.api.allowed_hosts.clone(),
         client_address: ClientAddress {
             header: file.client_address.header,
             trusted_proxies: networks(&file.client_address.trusted_proxies),
@@ -413,6 +438,8 @@ fn validate(
         server: Serving {
             max_connections: file.server.max_connections,
             max_connections_per_address: file.server.max_connections_per_address,
+            ipv6_prefix: file.client_address.ipv6_prefix,
+            max_body_bytes: file.server.max_body_bytes,
             header_timeout: file.server.header_timeout.0,
             body_timeout: file.server.body_timeout.0,
             idle_timeout: file.server.idle_timeout.0,
@@ -423,6 +450,17 @@ fn validate(
         log_level: file.log.level.clone(),
         log_format: file.log.format,
     }
+}
+
+/// Below this a single batch of the allowed size would never fit.
+const BODY_BYTES_LEAST: usize = 1024 * 1024;
+
+/// Letters, digits, dots and hyphens: a name without scheme, port or wildcard.
+fn is_host_name(text: &str) -> bool {
+    let is_part = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    text.split('.').all(is_part)
 }
 
 fn networks(texts: &[NetworkText]) -> Vec<IpNet> {

@@ -38,6 +38,20 @@ impl Actuator {
         Self { metrics, engine, store, policy, started: Instant::now(), stop }
     }
 
+    /// The answer to a health path as everybody may see it: without details. None for other paths.
+    pub(super) fn bare_health(&self, method: &Method, path: &str) -> Option<Response<Full<Bytes>>> {
+        let is_in_service = match path {
+            "/actuator/health" | "/actuator/health/readiness" => !self.stop.is_cancelled(),
+            // A node that is told to stop is still alive: killing it would cut requests off.
+            "/actuator/health/liveness" => true,
+            _ => return None,
+        };
+        Some(match *method {
+            Method::GET | Method::HEAD => health_response(is_in_service, &status(is_in_service)),
+            _ => Problem::method("GET, HEAD").into_response(),
+        })
+    }
+
     /// The answer to a path below `/actuator/`.
     pub(super) fn route(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Full<Bytes>> {
         let respond: fn(&Self, &HeaderMap) -> Response<Full<Bytes>> = match path {
@@ -45,8 +59,11 @@ impl Actuator {
             "/actuator/info" => Self::info,
             "/actuator/prometheus" => Self::prometheus,
             _ => {
-                let detail =
-                    "no such path; there are /actuator/health, /actuator/info and /actuator/prometheus";
+                if let Some(health) = self.bare_health(method, path) {
+                    return health;
+                }
+                let detail = "no such path; there are /actuator/health, /actuator/health/liveness, /actuator/health/readiness, \
+                     /actuator/info and /actuator/prometheus";
                 return Problem::new(StatusCode::NOT_FOUND, detail).into_response();
             }
         };
@@ -56,19 +73,12 @@ impl Actuator {
         }
     }
 
-    /// The node answers by its contract, whether or not the store does; it is down only when it is about to stop.
+    /// Health with details. The node answers by its contract, whether or not the store does; it is down only when it is about to stop.
     fn health(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
-        let stopping = self.stop.is_cancelled();
-        let mut health = json!({ "status": if stopping { "OUT_OF_SERVICE" } else { "UP" } });
-        let store = self.store();
-        if store["status"] != "UP" {
-            health["store"] = store;
-        }
-        let mut response = text("application/json", health.to_string());
-        if stopping {
-            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-        }
-        response
+        let is_in_service = !self.stop.is_cancelled();
+        let mut health = status(is_in_service);
+        health["store"] = self.store();
+        health_response(is_in_service, &health)
     }
 
     fn info(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
@@ -114,6 +124,18 @@ impl Actuator {
             text("text/plain; version=0.0.4; charset=utf-8", without_openmetrics(&metrics))
         }
     }
+}
+
+fn status(is_in_service: bool) -> Value {
+    json!({ "status": if is_in_service { "UP" } else { "OUT_OF_SERVICE" } })
+}
+
+fn health_response(is_in_service: bool, health: &Value) -> Response<Full<Bytes>> {
+    let mut response = text("application/json", health.to_string());
+    if !is_in_service {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
 }
 
 fn text(kind: &'static str, body: String) -> Response<Full<Bytes>> {

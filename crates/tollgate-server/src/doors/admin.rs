@@ -14,12 +14,15 @@ use tollgate::AssignedTier;
 use tollgate::rules::KeyPart;
 
 use super::actuator::Actuator;
-use super::body;
+use super::body::{self, BodyMemory};
 use super::problem::Problem;
 use super::rest::answer::json_response;
+use crate::access::AdminAccess;
 use crate::config::{CheckedPolicy, ConfigErrors};
 use crate::identity::IdentityConfig;
 use crate::live::{LivePolicy, Loaded, NotChanged};
+use crate::loopback::LoopbackCheck;
+use crate::metrics::SharedMetrics;
 use crate::serve::Door;
 
 /// Bytes of a policy.
@@ -35,32 +38,68 @@ pub(crate) struct Admin {
     pub(crate) policy: Arc<LivePolicy>,
     pub(crate) identity: Arc<IdentityConfig>,
     pub(crate) body_timeout: Duration,
+    pub(crate) body_memory: Arc<BodyMemory>,
+    pub(crate) metrics: SharedMetrics,
+}
+
+/// The same on a listener of its own. The pages that only show something are open to every client that can reach it.
+pub(crate) struct AdminDoor {
+    pub(crate) admin: Arc<Admin>,
+    pub(crate) access: AdminAccess,
+    /// For a loopback listener without tokens.
+    pub(crate) loopback: Option<LoopbackCheck>,
 }
 
 type Answer = Result<Response<Full<Bytes>>, Problem>;
 
-/// On a listener of its own.
-impl Door for Admin {
+impl Door for AdminDoor {
     async fn answer(&self, request: Request<Incoming>, _: IpAddr) -> Response<Full<Bytes>> {
-        self.route(request).await
+        let answer = self.route(request).await;
+        answer.unwrap_or_else(|problem| problem.counted(&self.admin.metrics).into_response())
+    }
+}
+
+impl AdminDoor {
+    async fn route(&self, request: Request<Incoming>) -> Answer {
+        if let Some(loopback) = &self.loopback {
+            loopback.check(&request)?;
+        }
+        if !Admin::is_admin(request.uri().path()) {
+            return Ok(self.admin.show(&request));
+        }
+        let name = self.access.admit(request.headers())?;
+        self.admin.change(request, name).await
     }
 }
 
 impl Admin {
     /// Whether a path is one of its own.
     pub(super) fn knows(path: &str) -> bool {
-        path.starts_with("/actuator/") || path.starts_with("/admin/")
+        path.starts_with("/actuator/") || Self::is_admin(path)
     }
 
-    pub(super) async fn route(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let path = request.uri().path();
-        if !path.starts_with("/admin/") {
-            return self.actuator.route(request.method(), path, request.headers());
+    /// Whether a path is one of those that change something.
+    pub(super) fn is_admin(path: &str) -> bool {
+        path == "/admin" || path.starts_with("/admin/")
+    }
+
+    /// The pages that only show something.
+    pub(super) fn show<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        self.actuator.route(request.method(), request.uri().path(), request.headers())
+    }
+
+    /// A path below `/admin/`, for a caller who may use it. `name` is the caller's in the audit log.
+    pub(super) async fn change(&self, request: Request<Incoming>, name: &str) -> Answer {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let answer = self.changing(request).await;
+        if method != Method::GET && path != "/admin/policy/check" {
+            let status = answer.as_ref().map_or_else(Problem::status, Response::status).as_u16();
+            tracing::info!(admin = name, %method, path, status, "admin request");
         }
-        self.change(request).await.unwrap_or_else(Problem::into_response)
+        answer
     }
 
-    async fn change(&self, request: Request<Incoming>) -> Answer {
+    async fn changing(&self, request: Request<Incoming>) -> Answer {
         // A page in a browser on this machine could reach it, too; browsers say where a page came from.
         if request.headers().contains_key(ORIGIN) {
             return Err(Problem::new(StatusCode::FORBIDDEN, "not for pages in browsers"));
@@ -94,9 +133,10 @@ impl Admin {
     }
 
     async fn text(&self, request: Request<Incoming>) -> Result<String, Problem> {
-        let body = body::read(request.into_body(), POLICY_BYTES_MAX, self.body_timeout).await?;
-        String::from_utf8(body.into())
-            .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "a policy is text in UTF-8"))
+        let body =
+            body::read(request.into_body(), POLICY_BYTES_MAX, self.body_timeout, &self.body_memory).await?;
+        let text = body.into_text();
+        text.ok_or_else(|| Problem::new(StatusCode::BAD_REQUEST, "a policy is text in UTF-8"))
     }
 
     fn changed(&self, outcome: Result<Arc<Loaded>, NotChanged>) -> Answer {
@@ -132,7 +172,8 @@ impl Admin {
                 return Ok(answered(&json!({ "family": family, "member": id, "tier": tier.as_deref() })));
             }
             Method::PUT => {
-                let body = body::read(request.into_body(), BODY_BYTES_MAX, self.body_timeout).await?;
+                let (body, memory) = (request.into_body(), &self.body_memory);
+                let body = body::read(body, BODY_BYTES_MAX, self.body_timeout, memory).await?;
                 let body: Value = serde_json::from_slice(&body).unwrap_or_default();
                 let tier = body["tier"].as_str().filter(|tier| known.number(tier).is_some());
                 let names = || known.tiers.join(", ");

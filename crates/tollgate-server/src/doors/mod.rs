@@ -2,7 +2,7 @@
 
 pub(crate) mod actuator;
 pub(crate) mod admin;
-mod body;
+pub(crate) mod body;
 mod check;
 mod openapi;
 mod problem;

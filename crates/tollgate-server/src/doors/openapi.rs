@@ -2,11 +2,16 @@
 
 use serde_json::{Value, json};
 
+const TOKEN: &str =
+    "A token (api.token_file) or a trusted caller (api.trusted_callers) is needed, or the token is wrong";
+const NAMED_KEY: &str =
+    "A key is named without a token or a trusted caller, or the token is wrong; nothing was taken";
+
 /// The document at `/openapi.json`.
 pub(super) fn document() -> Value {
     let key = json!({
         "name": "key", "in": "query",
-        "description": "Whose limit it is. Without it, or where the caller may not choose it: the client's address.",
+        "description": "Whose limit it is. Without it: the client's address.",
         "schema": { "$ref": "#/components/schemas/Key" }
     });
     let algorithm =
@@ -40,8 +45,9 @@ pub(super) fn document() -> Value {
         "200": { "description": "Allowed", "headers": standing, "content": json_of("Check") },
         "429": { "description": "Denied; nothing was taken", "headers": denied_headers, "content": json_of("Check") },
         "400": problem("A parameter cannot be taken"),
+        "401": problem(NAMED_KEY),
         "413": problem("The body is too large"),
-        "503": problem("The store does not decide, and the limit is closed without it; try again in a second")
+        "503": problem("The store does not decide, and the limit is closed without it, or memory for bodies is short; try again in a second")
     });
     let text = |kind: &str| json!({ "200": { "description": "As asked", "content": { kind: { "schema": { "type": "string" } } } } });
     let json_any = json!({ "application/json": { "schema": { "type": "object" } } });
@@ -74,6 +80,7 @@ pub(super) fn document() -> Value {
                             "type": "array", "items": { "$ref": "#/components/schemas/Check" } } } }
                     },
                     "400": problem("A check cannot be taken; none was decided"),
+                    "401": problem(NAMED_KEY),
                     "413": problem("The body is too large")
                 }
             } },
@@ -83,7 +90,7 @@ pub(super) fn document() -> Value {
                 "responses": {
                     "200": { "description": "Also at zero", "headers": standing, "content": json_of("Remaining") },
                     "400": problem("A parameter cannot be taken"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "401": problem(TOKEN),
                     "503": problem("The store does not answer, and the limit is closed without it")
                 }
             } },
@@ -93,7 +100,7 @@ pub(super) fn document() -> Value {
                 "responses": {
                     "200": { "description": "Done, also for a key that was not known", "content": json_of("Reset") },
                     "400": problem("A parameter cannot be taken"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "401": problem(TOKEN),
                     "503": problem("Not done: the store does not answer")
                 }
             } },
@@ -105,7 +112,7 @@ pub(super) fn document() -> Value {
                     "429": { "description": "Denied; nothing was taken", "headers": denied_headers, "content": json_of("Judged") },
                     "403": { "description": "It lacks a key that a rule insists on; the rule settles the status", "content": json_of("Judged") },
                     "400": problem("A member cannot be taken"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "401": problem(TOKEN),
                     "413": problem("The body is too large"),
                     "422": { "description": "More limits apply than can be checked together", "content": json_of("Judged") },
                     "503": problem("The store does not decide, and a limit is closed without it; try again in a second")
@@ -121,7 +128,7 @@ pub(super) fn document() -> Value {
                             "type": "array", "items": { "$ref": "#/components/schemas/Judged" } } } }
                     },
                     "400": problem("One cannot be taken; none was judged"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "401": problem(TOKEN),
                     "413": problem("The body is too large")
                 }
             } },
@@ -131,11 +138,18 @@ pub(super) fn document() -> Value {
                 "responses": {
                     "200": { "description": "Also if it would be denied", "content": json_of("Explained") },
                     "400": problem("A member cannot be taken"),
-                    "401": problem("Beyond loopback a token or a trusted network is needed"),
+                    "401": problem(TOKEN),
                     "413": problem("The body is too large")
                 }
             } },
             "/actuator/health": { "get": { "operationId": "health", "responses": {
+                "200": { "description": "It answers by its contract", "content": json_any },
+                "503": { "description": "It was told to stop", "content": json_any }
+            } } },
+            "/actuator/health/liveness": { "get": { "operationId": "liveness", "responses": {
+                "200": { "description": "It runs", "content": json_any }
+            } } },
+            "/actuator/health/readiness": { "get": { "operationId": "readiness", "responses": {
                 "200": { "description": "It answers by its contract", "content": json_any },
                 "503": { "description": "It was told to stop", "content": json_any }
             } } },

@@ -6,6 +6,12 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 
+use crate::access::Refused;
+use crate::metrics::Metrics;
+
+/// The type of a refusal because the store gives no decision.
+const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+
 /// Why a request was not answered as asked. It cost no permit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Problem {
@@ -14,6 +20,7 @@ pub(super) struct Problem {
     parameter: Option<String>,
     detail: String,
     allow: Option<&'static str>,
+    refused: Option<Refused>,
 }
 
 #[derive(Serialize)]
@@ -28,16 +35,14 @@ struct Body<'a> {
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { kind: "about:blank", status, parameter: None, detail: detail.into(), allow: None }
+        let detail = detail.into();
+        Self { kind: "about:blank", status, parameter: None, detail, allow: None, refused: None }
     }
 
     /// The store gave no decision, and without one nothing is admitted.
     pub(super) fn closed() -> Self {
         let detail = "the limit could not be checked: the store gave no answer; try again in a second";
-        Self {
-            kind: "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-        }
+        Self { kind: REDUCED_CAPACITY, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
     }
 
     /// Something that the store has not done.
@@ -56,6 +61,26 @@ impl Problem {
     pub(super) fn method(allow: &'static str) -> Self {
         let detail = format!("this path takes {allow}");
         Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, detail) }
+    }
+
+    /// A key that the caller may not name. It is never replaced by another one.
+    pub(super) fn key_not_allowed() -> Self {
+        let problem = Self::from(Refused::KeyNotAllowed);
+        let detail =
+            format!("key: {}; without `key` the check counts by the client's address", problem.detail);
+        Self { parameter: Some("key".to_owned()), detail, ..problem }
+    }
+
+    pub(super) const fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// Counts the problem if it is a refusal.
+    pub(super) fn counted(self, metrics: &Metrics) -> Self {
+        if let Some(why) = self.refused {
+            metrics.refused(why);
+        }
+        self
     }
 
     /// The same problem of one item of a batch.
@@ -88,11 +113,52 @@ impl Problem {
         }
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.kind == REDUCED_CAPACITY {
             headers.insert("x-tollgate-basis", HeaderValue::from_static("closed"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(why: Refused) -> Self {
+        let (status, detail) = match why {
+            Refused::WrongToken => {
+                (StatusCode::UNAUTHORIZED, "the token (Authorization: Bearer ...) is not in api.token_file")
+            }
+            Refused::KeyNotAllowed => (
+                StatusCode::UNAUTHORIZED,
+                "needs a token of api.token_file (Authorization: Bearer ...) or a caller in api.trusted_callers",
+            ),
+            Refused::ForeignHost => (
+                StatusCode::FORBIDDEN,
+                "the Host header must be localhost, a loopback address, or a name in api.allowed_hosts",
+            ),
+            Refused::ForeignPage => (
+                StatusCode::FORBIDDEN,
+                "requests of web pages from other origins are refused (Origin, Sec-Fetch-Site)",
+            ),
+            Refused::Forwarded => (
+                StatusCode::FORBIDDEN,
+                "not for requests that a proxy has passed on (X-Forwarded-For, Forwarded, Via and the like); set admin.listen \
+                 and admin.token_file to reach this page from elsewhere",
+            ),
+            Refused::NoAdminTokens => (
+                StatusCode::FORBIDDEN,
+                "beyond loopback /admin needs an admin token, and admin.token_file is not set",
+            ),
+            Refused::WrongAdminToken => {
+                (StatusCode::UNAUTHORIZED, "needs a token of admin.token_file (Authorization: Bearer ...)")
+            }
+            Refused::BodyMemory => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "all memory for bodies is in use (server.max_body_bytes); try again in a second",
+            ),
+        };
+        Self { refused: Some(why), ..Self::new(status, detail) }
     }
 }

@@ -19,14 +19,15 @@ use tollgate::{AlgorithmName, Ask, Basis, Clock, Limiter, Verdict};
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, batch_items, from_json, from_query};
 use super::admin::Admin;
-use super::body;
+use super::body::{self, BodyMemory, Buffered};
 use super::openapi;
 use super::problem::Problem;
-use crate::access::Access;
+use crate::access::{Access, LOCAL_ADMIN, Refused};
 use crate::address::client;
 use crate::config::ClientAddress;
 use crate::identity::IdentityConfig;
 use crate::live::LivePolicy;
+use crate::loopback::{LoopbackCheck, is_forwarded};
 use crate::metrics::SharedMetrics;
 use crate::serve::Door;
 
@@ -35,7 +36,7 @@ const BODY_BYTES_MAX: usize = 16 * 1024;
 /// Bytes of a body with many checks.
 const BATCH_BYTES_MAX: usize = 1024 * 1024;
 
-/// The API, and what is for whoever runs the service where nobody else can reach it.
+/// The API and the health of the node; on loopback without tokens also the pages of the admin port.
 pub(crate) struct Rest {
     /// By algorithm.
     pub(crate) limiters: Vec<Limiter>,
@@ -45,23 +46,35 @@ pub(crate) struct Rest {
     pub(crate) clock: Clock,
     pub(crate) access: Access,
     pub(crate) client_address: ClientAddress,
+    /// For a loopback listener without tokens.
+    pub(crate) loopback: Option<LoopbackCheck>,
     pub(crate) body_timeout: Duration,
+    pub(crate) body_memory: Arc<BodyMemory>,
     /// Of a check that is refused because the store does not decide: 503 or 429.
     pub(crate) closed_status: u16,
     pub(crate) metrics: SharedMetrics,
-    pub(crate) admin: Option<Arc<Admin>>,
+    pub(crate) admin: Arc<Admin>,
+    /// Whether all pages of the admin port are here, too.
+    pub(crate) has_admin_pages: bool,
 }
 
 type Answer = Result<Response<Full<Bytes>>, Problem>;
 
 impl Door for Rest {
     async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
-        self.route(request, peer).await.unwrap_or_else(Problem::into_response)
+        let answer = self.route(request, peer).await;
+        answer.unwrap_or_else(|problem| problem.counted(&self.metrics).into_response())
     }
 }
 
 impl Rest {
     async fn route(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+        if let Some(loopback) = &self.loopback {
+            loopback.check(&request)?;
+        }
+        if request.uri().path().starts_with("/api/") {
+            self.access.check_token(request.headers())?;
+        }
         match (request.uri().path(), request.method()) {
             ("/api/v1/rate-limit/check", &Method::GET) => {
                 self.check(&request, peer, from_query(&request)?).await
@@ -93,9 +106,10 @@ impl Rest {
                 Ok(json_response(openapi::document().to_string().into_bytes()))
             }
             ("/openapi.json", _) => Err(Problem::method("GET")),
-            (path, _) => match &self.admin {
-                Some(admin) if Admin::knows(path) => Ok(admin.route(request).await),
-                Some(_) | None => Err(Problem::new(
+            (path, method) => match self.admin.actuator.bare_health(method, path) {
+                Some(health) => Ok(health),
+                None if Admin::knows(path) => self.admin_page(request).await,
+                None => Err(Problem::new(
                     StatusCode::NOT_FOUND,
                     "no such path; /openapi.json lists what there is",
                 )),
@@ -103,8 +117,22 @@ impl Rest {
         }
     }
 
+    /// A page of the admin port, for callers on this machine.
+    async fn admin_page(&self, request: Request<Incoming>) -> Answer {
+        if !self.has_admin_pages {
+            return Err(Problem::new(StatusCode::NOT_FOUND, "this page is on the admin port (admin.listen)"));
+        }
+        if is_forwarded(request.headers()) {
+            return Err(Refused::Forwarded.into());
+        }
+        match Admin::is_admin(request.uri().path()) {
+            true => self.admin.change(request, LOCAL_ADMIN).await,
+            false => Ok(self.admin.show(&request)),
+        }
+    }
+
     async fn check<B: Sync>(&self, request: &Request<B>, peer: IpAddr, asked: Asked<'_>) -> Answer {
-        let key = self.key_of(request, peer, &asked);
+        let key = self.key_of(request, peer, &asked)?;
         let limiter = self.limiter(&asked)?;
         let verdict = self.decide(limiter, &key, asked.ask()).await;
         if verdict.basis == Basis::Closed && self.closed_status == 503 {
@@ -146,7 +174,9 @@ impl Rest {
             self.limiter(&ask).map_err(in_item)?;
             asked.push(ask);
         }
-        let keys: Vec<_> = asked.iter().map(|ask| self.key_of(&request, peer, ask)).collect();
+        let key_of =
+            |(index, ask)| self.key_of(&request, peer, ask).map_err(|problem| problem.in_item(index));
+        let keys: Vec<_> = asked.iter().enumerate().map(key_of).collect::<Result<_, _>>()?;
         let mut checks = Vec::with_capacity(asked.len());
         for (key, ask) in keys.iter().zip(&asked) {
             let limiter = self.limiter(ask)?;
@@ -181,27 +211,31 @@ impl Rest {
         self.authorize(request, peer)?;
         let asked = from_query(request)?;
         asked.only(&["algorithm", "key"])?;
-        Ok((self.key_of(request, peer, &asked).into_owned(), self.limiter(&asked)?))
+        Ok((self.key_of(request, peer, &asked)?.into_owned(), self.limiter(&asked)?))
     }
 
     fn authorize<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Problem> {
-        if self.access.may_name_keys(peer, request.headers()) {
-            return Ok(());
+        match self.may_name_keys(request, peer) {
+            true => Ok(()),
+            false => Err(Refused::KeyNotAllowed.into()),
         }
-        let detail = "needs a token (Authorization: Bearer ...) or a trusted network";
-        Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
     }
 
-    /// The key that was named, if the caller may name one; else the caller's own address.
+    fn may_name_keys<B>(&self, request: &Request<B>, peer: IpAddr) -> bool {
+        self.access.may_name_keys(peer, request.headers(), &self.client_address)
+    }
+
+    /// The key that was named, if the caller may name one; without one, the caller's own address.
     fn key_of<'a, B>(
         &self,
         request: &Request<B>,
         peer: IpAddr,
         asked: &'a Asked<'_>,
-    ) -> std::borrow::Cow<'a, str> {
+    ) -> Result<std::borrow::Cow<'a, str>, Problem> {
         match &asked.key {
-            Some(key) if self.access.may_name_keys(peer, request.headers()) => key.as_ref().into(),
-            Some(_) | None => format!("ip:{}", client(&self.client_address, peer, request.headers())).into(),
+            Some(key) if self.may_name_keys(request, peer) => Ok(key.as_ref().into()),
+            Some(_) => Err(Problem::key_not_allowed()),
+            None => Ok(format!("ip:{}", client(&self.client_address, peer, request.headers())).into()),
         }
     }
 
@@ -228,8 +262,8 @@ impl Rest {
         verdict
     }
 
-    async fn read(&self, body: Incoming, most: usize) -> Result<Bytes, Problem> {
-        body::read(body, most, self.body_timeout).await
+    async fn read(&self, body: Incoming, most: usize) -> Result<Buffered<'_>, Problem> {
+        body::read(body, most, self.body_timeout, &self.body_memory).await
     }
 }
 

@@ -1,11 +1,15 @@
 //! The real program, as a shell sees it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
 fn tollgate(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(arguments).env_remove("TOLLGATE_CONFIG").env_remove("TOLLGATE_URL");
+    command
+        .args(arguments)
+        .env_remove("TOLLGATE_CONFIG")
+        .env_remove("TOLLGATE_URL")
+        .env_remove("TOLLGATE_TOKEN");
     command
 }
 
@@ -74,6 +78,52 @@ fn check_exits_with_the_answer() {
         let (code, _, error) = run(&["check", "user:1", "--url", url]);
         assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
     }
+}
+
+#[test]
+fn check_fails_if_the_answer_is_about_another_key() {
+    // A server that counts by the address of the caller instead of the key that was named.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"}") {
+            let mut part = [0; 1024];
+            let length = stream.read(&mut part).unwrap();
+            request.extend_from_slice(&part[..length]);
+        }
+        let body = r#"{"allowed":true,"key":"ip:192.0.2.1","remaining":99,"limit":100}"#;
+        write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    });
+    let (code, out, error) = run(&["check", "user:1", "--url", &url]);
+    server.join().unwrap();
+    assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+    assert!(error.contains("ip:192.0.2.1") && error.contains("user:1"), "{error}");
+}
+
+#[test]
+fn check_without_the_token_that_is_needed_exits_with_2() {
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(tokens.path(), "a-token-long-enough\n").unwrap();
+    let settings = tempfile::NamedTempFile::new().unwrap();
+    let yaml =
+        format!("admin: {{ listen: '127.0.0.1:0' }}\napi: {{ token_file: {} }}\n", tokens.path().display());
+    std::fs::write(settings.path(), yaml).unwrap();
+    let service = Service::start(&["--listen", "127.0.0.1:0", "--config", settings.path().to_str().unwrap()]);
+    let check = |token: Option<&str>| {
+        let mut command = tollgate(&["check", "user:1", "--url", &service.url()]);
+        if let Some(token) = token {
+            command.env("TOLLGATE_TOKEN", token);
+        }
+        let Output { status, stderr, .. } = command.output().unwrap();
+        (status.code(), String::from_utf8(stderr).unwrap())
+    };
+    for token in [None, Some("a-wrong-token-long")] {
+        let (code, error) = check(token);
+        assert!(code == Some(2) && error.contains("api.token_file"), "{error}");
+    }
+    assert_eq!(check(Some("a-token-long-enough")).0, Some(0));
 }
 
 #[test]

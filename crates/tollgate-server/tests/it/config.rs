@@ -103,7 +103,11 @@ fn networks_that_would_trust_everybody_are_refused() {
     }
     let found = mistakes("client_address: { header: X-Forwarded-For }", &[]).join("\n");
     assert!(found.contains("trusted_proxies is empty"), "{found}");
-    assert!(mistakes("admin: { listen: '0.0.0.0:1' }", &[])[0].contains("must be a loopback address"));
+    for host in ["http://a.example", "a.example:80", "*.example", ""] {
+        let found = mistakes(&format!("api: {{ allowed_hosts: ['{host}'] }}"), &[]).join("\n");
+        assert!(found.contains("api.allowed_hosts.0: expected a host name"), "{found}");
+    }
+    assert!(mistakes("server: { max_body_bytes: 1000 }", &[])[0].contains("at least 1048576"));
 }
 
 #[test]
@@ -143,6 +147,31 @@ fn secrets_do_not_come_back_in_messages() {
     std::fs::write(&tokens, "short-secret\n").unwrap();
     let found = mistakes(&format!("api: {{ token_file: {} }}", tokens.display()), &[]).join("\n");
     assert!(found.contains("fewer than 16 characters") && !found.contains("short-secret"), "{found}");
+}
+
+#[test]
+fn mistakes_in_the_file_of_admin_tokens_are_named_without_the_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("admin-tokens");
+    let yaml = format!("admin: {{ token_file: {} }}", file.display());
+    for (text, why) in [
+        ("", "has no tokens; expected lines such as alice:TOKEN"),
+        ("# alice:hidden-hidden-hidden\n\n", "has no tokens"),
+        ("# a comment\nhidden-hidden-hidden\n", ":2: expected NAME:TOKEN"),
+        ("alice:hidden\n", ":1: a token has at least 16 visible ASCII characters"),
+        (":hidden-hidden-hidden\n", ":1: a name has 1 to 64 letters"),
+        ("al ice:hidden-hidden-hidden\n", ":1: a name has 1 to 64 letters"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let found = mistakes(&yaml, &[]).join("\n");
+        assert!(found.contains("admin.token_file") && found.contains(why), "{text}: {found}");
+        assert!(!found.contains("hidden"), "{found}");
+    }
+    std::fs::write(&file, "# comment\n\nalice:hidden-hidden-hidden\nbob: other-other-other \n").unwrap();
+    let config = load(&yaml, &[], None).unwrap();
+    let names: Vec<_> = config.admin_tokens.iter().map(|token| token.name.as_str()).collect();
+    assert_eq!(names, ["alice", "bob"]);
+    assert!(!format!("{config:?}").contains("hidden-hidden"));
 }
 
 #[test]

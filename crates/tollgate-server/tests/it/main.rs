@@ -1,6 +1,7 @@
 //! The service, judged from outside: through real sockets, and through the real program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod access; // who may do what: tokens, hosts, pages of browsers, proxies, the admin port
 #[path = "api.rs"]
 #[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
 mod api_on_memory; // the REST API, field for field
@@ -9,6 +10,7 @@ mod api_on_memory; // the REST API, field for field
 mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
+mod connections; // a full table, addresses that share a prefix, memory for bodies
 mod identity; // who is asking: what a client can invent, and what is verified
 mod logs; // sliding logs: how large they may be, and what they keep
 mod nodes; // many nodes on one store

@@ -89,7 +89,8 @@ fn the_admin_api_checks_puts_in_force_and_withdraws() {
     let page = server.ask("DELETE", "/admin/policy", "origin: http://evil.test\r\n", "");
     assert_eq!(page.status, 403, "browsers say where a page came from");
     let outside = Server::with("listen: 0.0.0.0:0\nadmin: { listen: 127.0.0.1:0 }\n");
-    let reachable = format!("GET {} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n", "/admin/policy");
+    let reachable =
+        format!("GET {} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", "/admin/policy");
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], outside.address.port()));
     assert_eq!(exchange(connect(address), &reachable).status, 404, "not where everybody can reach it");
     assert_eq!(exchange(connect(outside.admin), &reachable).status, 200);
@@ -149,7 +150,7 @@ impl Node {
     fn ask(&self, method: &str, target: &str, body: &str) -> Response {
         let length = body.len();
         let request = format!(
-            "{method} {target} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            "{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         exchange(connect(self.address), &request)
     }

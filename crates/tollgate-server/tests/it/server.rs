@@ -47,8 +47,12 @@ impl Server {
             store.as_ref().map(|store| format!("store: {}\nredis: {{ deadline: 10s }}\n", store.url()));
         let yaml = &format!("{}{yaml}", redis.unwrap_or_default());
         let file = tempfile::NamedTempFile::new().unwrap();
-        let listen = if yaml.contains("listen:") { "" } else { "listen: 127.0.0.1:0\n" };
-        std::fs::write(file.path(), format!("{listen}log: {{ level: error }}\n{yaml}")).unwrap();
+        let has_listen = yaml.lines().any(|line| line.starts_with("listen:"));
+        let listen = if has_listen { "" } else { "listen: 127.0.0.1:0\n" };
+        // With tokens there is an admin port, and each test needs one of its own.
+        let needs_admin_port = yaml.contains("token_file:") && !yaml.contains("admin:");
+        let admin = if needs_admin_port { "admin: { listen: 127.0.0.1:0 }\n" } else { "" };
+        std::fs::write(file.path(), format!("{listen}{admin}log: {{ level: error }}\n{yaml}")).unwrap();
         let config = config::load(Some(file.path()), std::iter::empty(), Vec::new()).unwrap();
         let (send, receive) = std::sync::mpsc::channel();
         let stop = CancellationToken::new();
@@ -83,7 +87,7 @@ impl Server {
         let length =
             if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
         let request = format!(
-            "{method} {target} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}{length}\r\n{body}"
+            "{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}{length}\r\n{body}"
         );
         exchange(self.connect(), &request)
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::server::{Response, Server};
 
-const CHECK: &str = "GET /api/v1/rate-limit/check?key=a HTTP/1.1\r\nhost: x\r\n\r\n";
+const CHECK: &str = "GET /api/v1/rate-limit/check?key=a HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
 /// Short timeouts, so that the tests need not wait for the usual ones.
 const HASTY: &str =
@@ -74,27 +74,32 @@ fn a_body_that_does_not_come_is_not_waited_for() {
     let server = Server::with(HASTY);
     let mut stream = server.connect();
     stream
-        .write_all(b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+        .write_all(
+            b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{",
+        )
         .unwrap();
     assert_eq!(read_response(&mut stream).status, 408);
 }
 
 #[test]
-fn connections_beyond_the_limit_wait_for_a_place() {
+fn connections_beyond_the_limit_wait_while_all_others_are_busy() {
     let server = Server::with("server: { max_connections: 2 }\n");
-    let mut first = server.connect();
-    let mut second = server.connect();
-    for stream in [&mut first, &mut second] {
-        stream.write_all(CHECK.as_bytes()).unwrap();
-        read_response(stream);
+    let mut busy = [server.connect(), server.connect()];
+    let (head, rest) =
+        ("POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{", "}");
+    for stream in &mut busy {
+        stream.write_all(head.as_bytes()).unwrap();
     }
     let mut third = server.connect();
     third.write_all(CHECK.as_bytes()).unwrap();
-    third.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    third.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
     assert!(third.read(&mut [0]).is_err(), "served without a place");
-    drop(first);
     third.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    busy[0].write_all(rest.as_bytes()).unwrap();
+    assert_eq!(read_response(&mut busy[0]).status, 200, "a request under way is never cut off");
     assert_eq!(read_response(&mut third).status, 200);
+    busy[1].write_all(rest.as_bytes()).unwrap();
+    assert_eq!(read_response(&mut busy[1]).status, 200);
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn a_service_that_is_told_to_stop_finishes_what_is_under_way() {
     read_response(&mut idle);
     let mut busy = server.connect();
     busy.write_all(
-        b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n{\"key\"",
+        b"POST /api/v1/rate-limit/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 11\r\n\r\n{\"key\"",
     )
     .unwrap();
     // Until the service has read the head: it answers nothing before the body is whole.
