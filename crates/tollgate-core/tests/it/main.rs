@@ -8,6 +8,7 @@ mod carry; // what a key has used when its limit changes
 mod holding; // what a node does with what it has borrowed
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
+mod paths; // spellings of paths, and limits that are left out
 mod policy; // which limits a request is checked against
 mod quota; // so many per day, week or month
 mod vectors; // the published steps of each algorithm

@@ -196,7 +196,8 @@ fn schemas() -> Value {
             "type": "object", "required": ["type", "title", "status", "detail"],
             "properties": {
                 "type": { "type": "string" }, "title": { "type": "string" }, "status": { "type": "integer" },
-                "detail": { "type": "string" }, "parameter": { "type": "string" }
+                "detail": { "type": "string" }, "parameter": { "type": "string" },
+                "code": { "enum": ["PERMITS_EXCEED_LIMIT"] }
             }
         }
     });
@@ -227,7 +228,8 @@ fn policy_schemas() -> Value {
         "Described": {
             "type": "object", "additionalProperties": false,
             "properties": {
-                "ip": { "type": ["string", "null"], "examples": ["192.0.2.1"] },
+                "ip": { "type": ["string", "null"], "examples": ["192.0.2.1"],
+                    "description": "The client's address; absent or null: the request has none" },
                 "user": { "type": "string" }, "apiKey": { "type": "string" }, "tier": { "type": "string" },
                 "method": { "type": "string" }, "host": { "type": "string" },
                 "path": { "type": "string", "pattern": "^/" },
@@ -249,6 +251,9 @@ fn policy_schemas() -> Value {
                 "limit": { "type": ["integer", "null"] }, "remaining": { "type": ["integer", "null"] },
                 "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
                 "basis": { "$ref": "#/components/schemas/Basis" },
+                "skippedRules": { "type": "array", "items": { "type": "string" },
+                    "description": "Rules that match and were not checked, because the request has none of their keys" },
+                "unmatched": { "const": true, "description": "No rule applied, and no default" },
                 "unverifiedToken": { "type": "string" },
                 "limits": { "type": "array", "items": limit }
             }

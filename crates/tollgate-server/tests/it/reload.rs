@@ -96,7 +96,7 @@ fn the_admin_api_checks_puts_in_force_and_withdraws() {
 }
 
 const TIERS: &str =
-    "tiers: { free: 10/min, pro: 100/min }\nrules: [{ name: plan, key: user, tier: from_request }]\n";
+    "algorithm: TOKEN_BUCKET\ntiers: { free: 10/min, pro: 100/min }\nrules: [{ name: plan, key: user, tier: from_request }]\n";
 
 #[test]
 fn tiers_are_assigned_and_a_change_of_tier_is_no_refill() {

@@ -2,6 +2,7 @@
 
 mod diff;
 pub(super) mod file;
+mod figures;
 mod limit;
 mod matching;
 mod rule_limits;
@@ -14,12 +15,13 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tollgate::rules::{
-    ALL_KEYS, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule, RuleLimits,
+    ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule, RuleLimits,
 };
-use tollgate::{Limit, LimitSettings, Micros};
+use tollgate::{Limit, LimitSettings, Micros, Rate};
 
 pub use self::diff::diff;
 use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
+pub use self::figures::figures;
 use self::matching::{keys, matching};
 use self::rule_limits::Of;
 use self::text::{LimitItem, Many};
@@ -34,6 +36,8 @@ pub struct CheckedPolicy {
     pub policy: Policy,
     /// By limit.
     pub settings: Vec<LimitSettings>,
+    /// By limit: the rate as it was written; none of a quota.
+    pub rates: Vec<Option<Rate>>,
     /// What there is to know beyond what was written.
     pub remarks: Vec<String>,
     /// What was written, without what only repeats a default.
@@ -41,10 +45,11 @@ pub struct CheckedPolicy {
 }
 
 impl CheckedPolicy {
-    /// One without rules: every address has the default limit.
+    /// No policy: every request is admitted, and there is nothing to remark on.
     pub(super) fn empty(context: &PolicyContext) -> Self {
         let version = version(&serde_json::Value::Null);
-        validate(&PolicyFile::default(), version, context, &mut |_, _| ())
+        let validated = validate(&PolicyFile::default(), version, context, &mut |_, _| ());
+        Self { remarks: Vec::new(), ..validated }
     }
 }
 
@@ -98,8 +103,6 @@ fn without_nothing(value: serde_json::Value) -> serde_json::Value {
 const RULES_MAX: usize = 10_000;
 /// Bytes of a name of a rule, a tier, an endpoint.
 const NAME_BYTES_MAX: usize = 64;
-/// What requests have that no rule applies to, unless the policy says otherwise.
-const DEFAULT_LIMIT: &str = "200/min";
 /// Reports a mistake: the field's path, and why.
 type Report<'a> = &'a mut dyn FnMut(&str, String);
 
@@ -114,10 +117,12 @@ pub(super) fn validate(
         parts: PolicyParts {
             ipv6_prefix: context.ipv6_prefix,
             first_match: file.apply == Apply::First,
+            ignore_case: file.case_sensitive == Some(false),
             ..PolicyParts::default()
         },
         context,
         settings: Vec::new(),
+        rates: Vec::new(),
         remarks: Vec::new(),
         distinct: HashSet::new(),
         tiers: Vec::new(),
@@ -129,9 +134,22 @@ pub(super) fn validate(
     building.exclusions();
     building.rules();
     building.default_rule();
-    let Building { parts, settings, remarks, .. } = building;
+    let Building { parts, settings, rates, mut remarks, .. } = building;
     let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
-    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, written }
+    let policy = Policy::new(parts);
+    remarks.extend(policy.crowds().iter().map(warn_of));
+    CheckedPolicy { version, policy, settings, rates, remarks, written }
+}
+
+fn warn_of(Crowd { path, is_refused, uncounted }: &Crowd) -> String {
+    if *is_refused {
+        return format!(
+            "warning: requests such as {path} are refused: more than {CHECKS_MAX} limits apply to them together"
+        );
+    }
+    format!(
+        "warning: more than {CHECKS_MAX} limits apply to requests such as {path}: {uncounted} checks in shadow or of candidates are left out"
+    )
 }
 
 struct Building<'a> {
@@ -140,6 +158,7 @@ struct Building<'a> {
     report: Report<'a>,
     parts: PolicyParts,
     settings: Vec<LimitSettings>,
+    rates: Vec<Option<Rate>>,
     remarks: Vec<String>,
     /// The limits that were made, each once.
     distinct: HashSet<Limit>,
@@ -291,12 +310,15 @@ impl<'a> Building<'a> {
     }
 
     fn default_rule(&mut self) {
-        let built_in = Many(vec![limit::read(DEFAULT_LIMIT)]);
-        let written = self.file.default.as_ref().unwrap_or(&built_in);
         let fields = RuleFields { name: "default".to_owned(), ..RuleFields::default() };
         if let Some(number) = self.file.rules.iter().position(|rule| rule.name == fields.name) {
             self.wrong(&format!("rules.{number}.name"), "is the name of what applies where no rule does");
         }
+        let Some(written) = &self.file.default else {
+            let remark = "no `default`: requests that no rule applies to are admitted, and counted as unmatched";
+            self.remarks.push(remark.to_owned());
+            return;
+        };
         let limits = self.limits(Of::rule(&fields, self.file), "default", written);
         self.parts.default = Some(Rule {
             name: fields.name.into(),
