@@ -157,7 +157,8 @@ impl Metrics {
         let help = "Limits of the policy that were checked, by rule, role and answer";
         registry.register("tollgate_rule_checks", help, rules.clone());
         let skipped = Family::<SkippedLabels, Counter>::default();
-        let help = "Requests that matched a rule and were not checked by it, because they have none of its keys";
+        let help =
+            "Requests that matched a rule and were not checked by it, because they have none of its keys";
         registry.register("tollgate_rule_skipped", help, skipped.clone());
         let unmatched = Counter::default();
         let help = "Requests admitted without a check because no rule of the policy applied, and no default";

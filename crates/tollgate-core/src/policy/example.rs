@@ -52,7 +52,9 @@ impl Policy {
     /// The tier of a family that has the most limits.
     fn largest_tier(&self, family: usize) -> usize {
         let of_family = |limits: &RuleLimits| match limits {
-            RuleLimits::OfTier { family: known, tiers, .. } if *known == family => tiers.iter().map(count).collect(),
+            RuleLimits::OfTier { family: known, tiers, .. } if *known == family => {
+                tiers.iter().map(count).collect()
+            }
             RuleLimits::OfTier { .. } | RuleLimits::Own(_) => Vec::new(),
         };
         let counts = self.parts.rules.iter().flat_map(|rule| of_family(&rule.limits).into_iter().enumerate());
@@ -100,7 +102,10 @@ impl Example {
         let tiers = families.map(|(number, family)| {
             let wanted = matching.tiers.iter().find(|(known, _)| *known == number);
             let tier = wanted.map_or_else(|| policy.largest_tier(number), |(_, tier)| *tier);
-            (family.name.clone(), family.tiers.get(tier).map(|name| String::from(&**name)).unwrap_or_default())
+            (
+                family.name.clone(),
+                family.tiers.get(tier).map(|name| String::from(&**name)).unwrap_or_default(),
+            )
         });
         Self {
             path: matching.paths.first().map_or_else(|| "/".into(), |path| path.example()),

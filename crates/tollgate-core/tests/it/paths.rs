@@ -1,8 +1,8 @@
 //! Paths that servers read in different ways: limits hold for every reading, and freedom from limits for none.
 
 use tollgate_core::policy::{
-    ALL_KEYS, CHECKS_MAX, Descriptors, KeyPart, KeySpec, Limits, Match, PathPattern, Policy, PolicyParts, Refusal,
-    RequestPath, Role, Rule, RuleLimit, RuleLimits,
+    ALL_KEYS, CHECKS_MAX, Descriptors, KeyPart, KeySpec, Limits, Match, PathPattern, Policy, PolicyParts,
+    Refusal, RequestPath, Role, Rule, RuleLimit, RuleLimits,
 };
 use tollgate_core::{Limit, Rate, TokenBucket};
 
@@ -32,8 +32,11 @@ fn rule(number: usize, matching: Match) -> Rule {
 
 fn parts(rules: Vec<Rule>) -> PolicyParts {
     let limit = Limit::TokenBucket(TokenBucket::new(10, Rate::per_second(1)).unwrap());
-    let limits = (0..=rules.len())
-        .map(|number| RuleLimit { scope: format!("token_bucket:{number}").into(), limit, candidate: None });
+    let limits = (0..=rules.len()).map(|number| RuleLimit {
+        scope: format!("token_bucket:{number}").into(),
+        limit,
+        candidate: None,
+    });
     PolicyParts { limits: limits.collect(), rules, ipv6_prefix: 64, ..PolicyParts::default() }
 }
 

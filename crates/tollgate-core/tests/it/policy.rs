@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use tollgate_core::policy::{
     ALL_KEYS, CHECKS_MAX, Descriptors, Endpoint, Family, Glob, KeyPart, KeySpec, Limits, Match, Network,
-    PathPattern, PatternError, Policy, PolicyParts, Refusal, Role, Rule, RuleLimit, RuleLimits,
-    Source, ValueCondition,
+    PathPattern, PatternError, Policy, PolicyParts, Refusal, Role, Rule, RuleLimit, RuleLimits, Source,
+    ValueCondition,
 };
 use tollgate_core::{Limit, Rate, TokenBucket};
 

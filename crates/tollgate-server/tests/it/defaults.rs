@@ -21,7 +21,8 @@ fn allowed_of(server: &Server, count: usize, request: &Value) -> usize {
 
 #[test]
 fn a_compact_limit_is_a_sliding_counter_unless_it_has_burst_refill_or_algorithm() {
-    let server = with("rules:
+    let server = with(
+        "rules:
   - { name: plain, key: user, limit: 100/min }
   - { name: fields, key: user, limit: { limit: 100/min } }
   - { name: strict, key: user, limit: { limit: 100/min, strict: true } }
@@ -31,7 +32,8 @@ fn a_compact_limit_is_a_sliding_counter_unless_it_has_burst_refill_or_algorithm(
   - { name: named, key: user, limit: 100/min, algorithm: FIXED_WINDOW }
   - { name: both, key: user, limit: 50/s burst 100, algorithm: LEAKY_BUCKET }
 default: 200/min
-");
+",
+    );
     let answer = check(&server, &json!({ "user": "alice" })).json();
     let algorithms: Vec<_> =
         answer["limits"].as_array().unwrap().iter().map(|it| it["algorithm"].as_str().unwrap()).collect();
@@ -49,6 +51,8 @@ default: 200/min
 fn a_steady_flood_gets_about_the_limit_from_the_first_minute_on() {
     let flooded = |limit: &str| -> Vec<usize> {
         let server = with(&format!("rules: [{{ name: r, key: user, limit: {limit} }}]"));
+        // From the first second of a minute of the clock on.
+        server.clock.advance(Micros::from_secs(29));
         let minute = || {
             (0..60)
                 .map(|_| {
@@ -124,7 +128,10 @@ rules:
     assert_eq!(lines, expected, "{out}");
     std::fs::write(&file, format!("{policy}default: 200/min\n")).unwrap();
     let (_, out, _) = run(&["policy", "check", file.to_str().unwrap()]);
-    assert!(!out.contains("no `default`") && out.contains("  default: SLIDING_WINDOW_COUNTER: 200 at once"), "{out}");
+    assert!(
+        !out.contains("no `default`") && out.contains("  default: SLIDING_WINDOW_COUNTER: 200 at once"),
+        "{out}"
+    );
 }
 
 #[test]
@@ -167,7 +174,8 @@ fn the_default_of_the_example_policy_is_reachable() {
     let denied = check(&server, &page);
     assert_eq!((denied.status, &denied.json()["rule"]), (429, &json!("default")));
     // The login is strict, and the tiers are the buckets of the specification.
-    let login = json!({ "ip": "192.0.2.2", "path": "/api/login", "method": "POST", "user": "alice", "tier": "pro" });
+    let login =
+        json!({ "ip": "192.0.2.2", "path": "/api/login", "method": "POST", "user": "alice", "tier": "pro" });
     let explained = server.post("/api/v1/explain", &login.to_string()).json();
     let limit = |rule: &str| {
         let limits = explained["limits"].as_array().unwrap();
@@ -175,20 +183,28 @@ fn the_default_of_the_example_policy_is_reachable() {
     };
     let arithmetic = limit("login")["arithmetic"].as_str().unwrap().to_owned();
     assert!(arithmetic.contains("the oldest in full"), "{arithmetic}");
-    assert_eq!((&limit("plan")["algorithm"], &limit("plan")["limit"]), (&json!("TOKEN_BUCKET"), &json!(1000)));
+    assert_eq!(
+        (&limit("plan")["algorithm"], &limit("plan")["limit"]),
+        (&json!("TOKEN_BUCKET"), &json!(1000))
+    );
 }
 
 #[test]
 fn a_request_without_an_address_never_counts_for_the_callers_own() {
-    let server = with("default: 200/min
+    let server = with(
+        "default: 200/min
 rules:
   - { name: per-ip, match: { path: /api }, key: ip, limit: 3/min }
   - { name: insists, match: { path: /strict }, key: ip, limit: 3/min, deny_empty_key: 403 }
-");
+",
+    );
     for number in 0..205 {
         let answer = check(&server, &json!({ "user": format!("user-{number}"), "path": "/" }));
         let body = answer.json();
-        assert_eq!((answer.status, &body["limits"], &body["skippedRules"]), (200, &json!([]), &json!(["default"])));
+        assert_eq!(
+            (answer.status, &body["limits"], &body["skippedRules"]),
+            (200, &json!([]), &json!(["default"]))
+        );
     }
     for request in [json!({ "path": "/api" }), json!({ "path": "/api", "ip": null })] {
         assert_eq!(allowed_of(&server, 5, &request), 5);
@@ -202,13 +218,15 @@ rules:
 
 #[test]
 fn skipped_rules_are_named_in_answers_and_counted() {
-    let server = with("rules:
+    let server = with(
+        "rules:
   - { name: per-user, key: user, limit: 9/min }
   - { name: per-tenant, key: 'header:x-tenant', limit: 9/min }
   - { name: other-path, match: { path: /other }, key: api_key, limit: 9/min }
   - { name: dark, key: api_key, limit: 9/min, mode: shadow }
   - { name: per-ip, key: [user, ip], limit: 9/min }
-");
+",
+    );
     let anonymous = json!({ "ip": "192.0.2.1" });
     let answer = check(&server, &anonymous).json();
     assert_eq!(answer["skippedRules"], json!(["per-user", "per-tenant", "dark"]));

@@ -56,7 +56,8 @@ const FREEDOM: &str = "policy:
 #[test]
 fn exclusions_and_unlimited_rules_match_only_paths_in_plain_form() {
     let server = Server::with(FREEDOM);
-    for path in ["/api/health", "/api/health/", "/api/health?a=%2f..;", "/static/.well-known/a.b", "/open/a"] {
+    for path in ["/api/health", "/api/health/", "/api/health?a=%2f..;", "/static/.well-known/a.b", "/open/a"]
+    {
         assert!(rules(&server, &at(path)).is_empty(), "{path}");
     }
     for (path, expected) in [

@@ -20,8 +20,9 @@ fn metric(server: &Server, name: &str) -> u64 {
 
 /// A policy with rules in shadow before and behind two enforced ones, one of which has a candidate.
 fn with_shadows(count: usize) -> String {
-    let shadow =
-        |number: usize| format!("  - {{ name: dark-{number}, key: ip, limit: {}/h, mode: shadow }}\n", number + 1);
+    let shadow = |number: usize| {
+        format!("  - {{ name: dark-{number}, key: ip, limit: {}/h, mode: shadow }}\n", number + 1)
+    };
     let dark: Vec<_> = (0..count).map(shadow).collect();
     let (before, behind) = dark.split_at(count / 2);
     format!(
@@ -44,11 +45,16 @@ fn shadow_rules_never_refuse_real_traffic() {
             let answer = check(&server, &request);
             assert_eq!(answer.status, 200, "{answer:?}");
             let limits = answer.json()["limits"].as_array().unwrap().clone();
-            let enforced: Vec<_> = limits.iter().filter(|it| it["basis"] != "shadow").map(|it| &it["rule"]).collect();
+            let enforced: Vec<_> =
+                limits.iter().filter(|it| it["basis"] != "shadow").map(|it| &it["rule"]).collect();
             assert_eq!((limits.len(), enforced), (32, vec![&json!("real"), &json!("wide")]));
         }
         let denied = check(&server, &request);
-        assert_eq!((denied.status, &denied.json()["rule"]), (429, &json!("real")), "the real limits still hold");
+        assert_eq!(
+            (denied.status, &denied.json()["rule"]),
+            (429, &json!("real")),
+            "the real limits still hold"
+        );
         // 64 in shadow, a candidate and two enforced ones, of which 32 fit: 35 are left out.
         assert_eq!(metric(&server, "tollgate_policy_checks_left_out_total"), 4 * 35);
     }
@@ -56,7 +62,8 @@ fn shadow_rules_never_refuse_real_traffic() {
 
 #[test]
 fn more_enforced_limits_than_can_be_checked_together_are_refused() {
-    let rules: String = (1..=33).map(|n| format!("    - {{ name: r{n}, key: ip, limit: {n}/h }}\n")).collect();
+    let rules: String =
+        (1..=33).map(|n| format!("    - {{ name: r{n}, key: ip, limit: {n}/h }}\n")).collect();
     let server = Server::with(&format!("policy:\n  rules:\n{rules}"));
     let refused = check(&server, &json!({ "ip": "192.0.2.1" }));
     assert_eq!((refused.status, &refused.json()["code"]), (422, &json!("TOO_MANY_LIMITS")));
@@ -74,15 +81,21 @@ fn policy_check_warns_of_more_limits_than_can_be_checked_together() {
     };
     assert_eq!(
         warnings(&with_shadows(64)),
-        ["warning: more than 32 limits apply to requests such as /: 35 checks in shadow or of candidates are left out"]
+        [
+            "warning: more than 32 limits apply to requests such as /: 35 checks in shadow or of candidates are left out"
+        ]
     );
     assert!(warnings(&with_shadows(29)).is_empty(), "32 fit");
     let apart: String = (1..=40)
-        .map(|n| format!("- {{ name: r{n}, match: {{ path: '/{n}/**' }}, key: ip, limit: 5/s, mode: shadow }}\n"))
+        .map(|n| {
+            format!("- {{ name: r{n}, match: {{ path: '/{n}/**' }}, key: ip, limit: 5/s, mode: shadow }}\n")
+        })
         .collect();
     assert!(warnings(&format!("rules:\n{apart}")).is_empty(), "no request matches two of them");
     let together: String = (1..=33)
-        .map(|n| format!("- {{ name: r{n}, match: {{ path: ['/api/{{v}}/**', '/{n}'] }}, key: ip, limit: 5/s }}\n"))
+        .map(|n| {
+            format!("- {{ name: r{n}, match: {{ path: ['/api/{{v}}/**', '/{n}'] }}, key: ip, limit: 5/s }}\n")
+        })
         .collect();
     assert_eq!(
         warnings(&format!("rules:\n{together}")),
@@ -123,12 +136,19 @@ fn permits_that_can_never_fit_are_400_and_take_nothing() {
         );
         let explained =
             server.post("/api/v1/explain", &json!({ "user": "alice", "permits": 101 }).to_string()).json();
-        assert_eq!((&explained["allowed"], &explained["code"]), (&json!(false), &json!("PERMITS_EXCEED_LIMIT")));
+        assert_eq!(
+            (&explained["allowed"], &explained["code"]),
+            (&json!(false), &json!("PERMITS_EXCEED_LIMIT"))
+        );
         // Nothing was taken, also of a limit that counts denials. Limits in shadow refuse nothing.
         assert_eq!(ask("/heavy", 4).json()["limits"][0]["remaining"], 96);
         assert_eq!(ask("/", 96).status, 200);
         let plain = server.get("/api/v1/rate-limit/check?key=a&permits=101");
-        assert_eq!((plain.status, &plain.json()["code"]), (400, &json!("PERMITS_EXCEED_LIMIT")), "as the plain API");
+        assert_eq!(
+            (plain.status, &plain.json()["code"]),
+            (400, &json!("PERMITS_EXCEED_LIMIT")),
+            "as the plain API"
+        );
     }
 }
 
@@ -139,7 +159,10 @@ fn a_cost_above_a_limit_is_refused_at_load_for_every_tier() {
         checked.map_or_else(|errors| errors.to_string(), |_| String::new())
     };
     let own = |fields: &str| mistakes(&format!("rules: [{{ name: a, key: ip, {fields} }}]"));
-    assert!(own("limit: 5/s, cost: 6").contains("rules.0.cost: 6 is more than a limit of the rule can ever admit: 5"));
+    assert!(
+        own("limit: 5/s, cost: 6")
+            .contains("rules.0.cost: 6 is more than a limit of the rule can ever admit: 5")
+    );
     assert!(own("limit: [9/s, 5/min], cost: 6").contains("rules.0.cost: "));
     assert!(own("limit: 9/s burst 5, cost: 6").contains("rules.0.cost: "));
     assert!(own("limit: { quota: 5/day }, cost: 6").contains("rules.0.cost: "));
@@ -151,9 +174,12 @@ rules: [{ name: plan, key: user, tier: from_request, cost: 6, factor: { export: 
 ";
     // A part of less than one permit is a mistake of its own; these are large enough.
     let tiers = mistakes(&tiers.replace("1/20", "1/2"));
-    for (tier, size) in
-        [("the tier free", 5), ("the tier middle", 4), ("the tier free at export", 2), ("the tier middle at export", 2)]
-    {
+    for (tier, size) in [
+        ("the tier free", 5),
+        ("the tier middle", 4),
+        ("the tier free at export", 2),
+        ("the tier middle at export", 2),
+    ] {
         let why = format!("rules.0.cost: 6 is more than {tier} can ever admit: {size}");
         assert!(tiers.contains(&why), "{why}\n{tiers}");
     }

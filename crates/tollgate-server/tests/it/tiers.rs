@@ -36,7 +36,10 @@ rules: [{ name: plan, key: user, tier: from_request }]
             [("free", 60, 10, 60), ("pro", 10_000, 500, 1), ("enterprise", 1_000_000, 10_000, 1)]
         {
             let first = take_all(&server, tier, burst);
-            assert_eq!((first.json()["limit"].as_u64(), first.number("retry-after")), (Some(burst), retry_secs));
+            assert_eq!(
+                (first.json()["limit"].as_u64(), first.number("retry-after")),
+                (Some(burst), retry_secs)
+            );
             // The burst comes back as often as makes the limit in an hour.
             let times = limit / burst;
             let mut admitted = 0;
@@ -79,10 +82,9 @@ default: 5/min
         for (tier, limit) in [("basic", 1_000), ("standard", 10_000)] {
             assert_eq!(admitted(11, limit / 10, &json!({ "apiKey": tier, "tier": tier })), limit, "{tier}");
         }
-        for free in [
-            json!({ "user": "big", "tier": "enterprise" }),
-            json!({ "apiKey": "ours", "tier": "unlimited" }),
-        ] {
+        for free in
+            [json!({ "user": "big", "tier": "enterprise" }), json!({ "apiKey": "ours", "tier": "unlimited" })]
+        {
             assert_eq!(admitted(200, 1_000_000, &free), 200_000_000, "{free}");
             let answer = check(&server, &free).json();
             assert_eq!((&answer["limits"], &answer["unmatched"]), (&json!([]), &Value::Null), "{free}");

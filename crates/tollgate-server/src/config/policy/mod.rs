@@ -1,8 +1,8 @@
 //! The policy: what is written of it, and what it means.
 
 mod diff;
-pub(super) mod file;
 mod figures;
+pub(super) mod file;
 mod limit;
 mod matching;
 mod rule_limits;
@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tollgate::rules::{
-    ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule, RuleLimits,
+    ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule,
+    RuleLimits,
 };
 use tollgate::{Limit, LimitSettings, Micros, Rate};
 
 pub use self::diff::diff;
-use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
 pub use self::figures::figures;
+use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
 use self::matching::{keys, matching};
 use self::rule_limits::Of;
 use self::text::{LimitItem, Many};
@@ -315,7 +316,8 @@ impl<'a> Building<'a> {
             self.wrong(&format!("rules.{number}.name"), "is the name of what applies where no rule does");
         }
         let Some(written) = &self.file.default else {
-            let remark = "no `default`: requests that no rule applies to are admitted, and counted as unmatched";
+            let remark =
+                "no `default`: requests that no rule applies to are admitted, and counted as unmatched";
             self.remarks.push(remark.to_owned());
             return;
         };

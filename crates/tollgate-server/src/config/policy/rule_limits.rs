@@ -166,7 +166,8 @@ impl Building<'_> {
                 None => Ok(fields.clone()),
                 Some((_, factor)) => part_of(fields, factor),
             };
-            let made_of = cut.and_then(|fields| Ok((make(&fields, defaults)?, fields.limit.map(|it| it.rate))));
+            let made_of =
+                cut.and_then(|fields| Ok((make(&fields, defaults)?, fields.limit.map(|it| it.rate))));
             let (limit, rate) = match made_of {
                 Ok(made) => made,
                 Err(why) => {
@@ -213,7 +214,10 @@ impl Building<'_> {
                 let names = &self.parts.families[*family].tiers;
                 let of_endpoints = factors.iter().flat_map(|(endpoint, tiers)| {
                     let endpoint = &self.parts.endpoints[*endpoint].name;
-                    names.iter().zip(tiers).map(move |(tier, it)| (format!("the tier {tier} at {endpoint}"), it))
+                    names
+                        .iter()
+                        .zip(tiers)
+                        .map(move |(tier, it)| (format!("the tier {tier} at {endpoint}"), it))
                 });
                 let whole = names.iter().zip(tiers).map(|(tier, it)| (format!("the tier {tier}"), it));
                 whole.chain(of_endpoints).collect()

@@ -151,7 +151,9 @@ pub(in crate::doors) fn explanation(
             _ if refused => "the request has none of its keys, and is refused for that",
             _ if applies => "applies",
             _ if selection.skipped.contains(number) => "skipped: the request has none of its keys",
-            Some(RuleLimits::Own(Limits::Unlimited)) => "lets everything through, if the path is in plain form",
+            Some(RuleLimits::Own(Limits::Unlimited)) => {
+                "lets everything through, if the path is in plain form"
+            }
             Some(RuleLimits::OfTier { .. } | RuleLimits::Own(Limits::All(_))) | None => {
                 "left out: its tier has no limit, or it is only counted and too many limits apply"
             }
