@@ -326,5 +326,10 @@ impl Loaded {
                 answers.count(check.role, check.is_candidate, decided.is_admitted());
             }
         }
+        for rule in &verdict.selection.skipped {
+            if let Some(answers) = self.answers.get(*rule) {
+                answers.count_skipped();
+            }
+        }
     }
 }

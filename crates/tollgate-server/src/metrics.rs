@@ -33,8 +33,17 @@ struct RuleLabels {
     allowed: &'static str,
 }
 
-/// The counters of one rule, looked up once: by role, then denied or allowed.
-pub(crate) struct RuleAnswers([[Counter; 2]; 3]);
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct SkippedLabels {
+    rule: String,
+}
+
+/// The counters of one rule, looked up once.
+pub(crate) struct RuleAnswers {
+    /// By role, then denied or allowed.
+    checks: [[Counter; 2]; 3],
+    skipped: Counter,
+}
 
 impl RuleAnswers {
     /// Counts the answer of one limit.
@@ -44,7 +53,12 @@ impl RuleAnswers {
             Role::Shadow if is_candidate => 2,
             Role::Shadow => 1,
         };
-        self.0[role][usize::from(allowed)].inc();
+        self.checks[role][usize::from(allowed)].inc();
+    }
+
+    /// Counts a request that has none of the rule's keys.
+    pub(crate) fn count_skipped(&self) {
+        self.skipped.inc();
     }
 }
 
@@ -89,6 +103,10 @@ pub(crate) struct Metrics {
     answers: Vec<[[Answers; 2]; Basis::ALL.len()]>,
     /// By rule.
     rules: Family<RuleLabels, Counter>,
+    /// By rule.
+    skipped: Family<SkippedLabels, Counter>,
+    unmatched: Counter,
+    uncounted: Counter,
     /// By basis, then denied or allowed.
     requests: Vec<[Answers; 2]>,
     unknown_tiers: Counter,
@@ -145,6 +163,16 @@ impl Metrics {
         let rules = Family::<RuleLabels, Counter>::default();
         let help = "Limits of the policy that were checked, by rule, role and answer";
         registry.register("tollgate_rule_checks", help, rules.clone());
+        let skipped = Family::<SkippedLabels, Counter>::default();
+        let help =
+            "Requests that matched a rule and were not checked by it, because they have none of its keys";
+        registry.register("tollgate_rule_skipped", help, skipped.clone());
+        let unmatched = Counter::default();
+        let help = "Requests admitted without a check because no rule of the policy applied, and no default";
+        registry.register("tollgate_policy_unmatched", help, unmatched.clone());
+        let uncounted = Counter::default();
+        let help = "Checks in shadow and of candidates left out because too many limits applied to a request";
+        registry.register("tollgate_policy_checks_left_out", help, uncounted.clone());
         let judged = Family::<RequestLabels, Counter>::default();
         registry.register("tollgate_policy_requests", "Requests judged by the policy", judged.clone());
         let judged_seconds =
@@ -211,6 +239,9 @@ impl Metrics {
             registry,
             answers: answers.into(),
             rules,
+            skipped,
+            unmatched,
+            uncounted,
             requests: judged.into(),
             unknown_tiers,
             unverified,
@@ -236,11 +267,13 @@ impl Metrics {
 
     /// The counters of a rule.
     pub(crate) fn of_rule(&self, rule: &str) -> RuleAnswers {
-        RuleAnswers(["enforced", "shadow", "candidate"].map(|role| {
+        let checks = ["enforced", "shadow", "candidate"].map(|role| {
             ["false", "true"].map(|allowed| {
                 self.rules.get_or_create(&RuleLabels { rule: rule.to_owned(), role, allowed }).clone()
             })
-        }))
+        });
+        let skipped = self.skipped.get_or_create(&SkippedLabels { rule: rule.to_owned() }).clone();
+        RuleAnswers { checks, skipped }
     }
 
     /// Counts one request that was judged by the policy.
@@ -251,6 +284,10 @@ impl Metrics {
         if verdict.selection.unknown_tier {
             self.unknown_tiers.inc();
         }
+        if verdict.selection.unmatched {
+            self.unmatched.inc();
+        }
+        self.uncounted.inc_by(verdict.selection.uncounted as u64);
     }
 
     /// A token was not believed.

@@ -101,7 +101,11 @@ impl PolicyLimiter {
 
     /// Decides on a request: permits are taken from all of its limits, or from none.
     pub async fn check(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
-        let selection = self.policy.select(request, permits);
+        self.decide(self.policy.select(request, permits)).await
+    }
+
+    /// Decides on a request by what its policy has selected for it.
+    pub async fn decide(&self, selection: Selection) -> PolicyVerdict {
         if selection.refusal.is_some() || selection.checks.is_empty() {
             return PolicyVerdict { selection, verdicts: SmallVec::new() };
         }
@@ -124,7 +128,12 @@ impl PolicyLimiter {
     pub async fn explain(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
         let selection = self.policy.select(request, permits);
         let mut verdicts = SmallVec::new();
-        if selection.refusal.is_none() {
+        // A request for too many permits is explained by the limits that it exceeds.
+        let is_explained = match selection.refusal {
+            None | Some(Refusal::ExceedsLimit { .. }) => true,
+            Some(Refusal::EmptyKey { .. } | Refusal::TooManyChecks) => false,
+        };
+        if is_explained {
             for it in &selection.checks {
                 let verdict = self.limiters[it.limit].peek(&selection.subjects[it.subject], ask(it)).await;
                 verdicts.push(verdict);

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use super::matching::{Match, Network, Source};
+use super::path::Segments;
 use super::pattern::{PathPattern, Segment};
 use super::request::Descriptors;
 
@@ -74,10 +75,10 @@ impl Index {
     }
 
     /// The rules that the request may match, in order.
-    pub(super) fn candidates(&self, request: &Descriptors<'_>, path: &[&str]) -> Numbers {
+    pub(super) fn candidates(&self, request: &Descriptors<'_>, paths: &[Segments<'_>]) -> Numbers {
         let mut found = Numbers::new();
         found.extend_from_slice(&self.always);
-        self.paths.find(path, &mut found);
+        paths.iter().for_each(|path| self.paths.find(path, &mut found));
         let mut add =
             |numbers: Option<&Vec<u32>>| found.extend_from_slice(numbers.map_or(&[], Vec::as_slice));
         if !self.hosts.is_empty() {

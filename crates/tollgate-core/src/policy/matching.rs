@@ -2,8 +2,9 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::path::Segments;
 use super::pattern::{Glob, Parameters, PathPattern};
 use super::request::{Descriptors, IdentityKind, said};
 
@@ -52,6 +53,14 @@ impl Network {
         Self { is_v4: ip.is_ipv4(), prefix, bits: aligned(ip) & kept }
     }
 
+    /// The first address of the network.
+    pub(super) fn first(&self) -> IpAddr {
+        match self.is_v4 {
+            true => Ipv4Addr::from_bits((self.bits >> 96) as u32).into(),
+            false => Ipv6Addr::from_bits(self.bits).into(),
+        }
+    }
+
     /// Whether an address is in it.
     pub fn contains(&self, ip: IpAddr) -> bool {
         ip.is_ipv4() == self.is_v4 && Self::around(ip, self.prefix).bits == self.bits
@@ -75,7 +84,7 @@ pub struct ValueCondition {
     pub name: Box<str>,
     /// Any of these; none: any value at all.
     pub any_of: Vec<Glob>,
-    /// But none of these.
+    /// But none of these. Alone, they also hold for a request without the value.
     pub none_of: Vec<Glob>,
 }
 
@@ -98,26 +107,42 @@ pub struct Match {
     pub values: Vec<ValueCondition>,
 }
 
+/// How a request meets the conditions of a rule.
+pub(super) struct Met<'p, 't> {
+    /// The parameters of the path.
+    pub(super) parameters: Parameters<'p, 't>,
+    /// Whether every server behind Tollgate would agree that the path matches.
+    pub(super) in_every_reading: bool,
+}
+
 impl Match {
     /// Whether it is for every request.
     pub fn is_everything(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What the path's parameters are, if the request matches. `tier_of` finds the tier of a family.
-    pub(super) fn parameters<'p, 't>(
+    /// How the request matches, if it does: some reading of its path must match. `tier_of` finds the tier of a family.
+    pub(super) fn met<'p, 't>(
         &'p self,
         request: &Descriptors<'_>,
-        path: &[&'t str],
+        readings: &[Segments<'t>],
         tier_of: impl FnMut(usize) -> Option<usize>,
-    ) -> Option<Parameters<'p, 't>> {
+    ) -> Option<Met<'p, 't>> {
         if !self.holds_beyond_path(request, tier_of) {
             return None;
         }
         if self.paths.is_empty() {
-            return Some(Parameters::new());
+            return Some(Met { parameters: Parameters::new(), in_every_reading: true });
         }
-        self.paths.iter().find_map(|pattern| pattern.parameters(path))
+        let mut first = None;
+        let mut in_every_reading = true;
+        for path in readings {
+            match self.paths.iter().find_map(|pattern| pattern.parameters(path)) {
+                Some(found) => first = first.or(Some(found)),
+                None => in_every_reading = false,
+            }
+        }
+        first.map(|parameters| Met { parameters, in_every_reading })
     }
 
     fn holds_beyond_path(
@@ -141,7 +166,10 @@ impl Match {
 
 impl ValueCondition {
     fn holds(&self, request: &Descriptors<'_>) -> bool {
-        let Some(value) = self.source.value(request, &self.name) else { return false };
+        let Some(value) = self.source.value(request, &self.name) else {
+            // An absent value is none of those that are ruled out.
+            return self.any_of.is_empty() && !self.none_of.is_empty();
+        };
         let is_one_of = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(value));
         (self.any_of.is_empty() || is_one_of(&self.any_of)) && !is_one_of(&self.none_of)
     }

@@ -2,8 +2,10 @@
 //!
 //! Pure: from what is known of a request to the checks that decide on it. Holding the states and asking them is the engine's work.
 
+mod example;
 mod index;
 mod matching;
+mod path;
 mod pattern;
 mod request;
 mod retention;
@@ -16,10 +18,14 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
+pub use self::example::Crowd;
 use self::index::Index;
+use self::matching::Met;
 pub use self::matching::{Match, Network, Source, ValueCondition};
+pub use self::path::RequestPath;
+use self::path::Segments;
 use self::pattern::Parameters;
-pub use self::pattern::{Glob, PathPattern, PatternError, PlainPath, SEGMENTS_MAX, is_name};
+pub use self::pattern::{Glob, PathPattern, PatternError, SEGMENTS_MAX, is_name};
 pub use self::request::{Descriptors, Fields, IdentityKind};
 pub use self::subject::{KeyPart, KeySpec};
 pub use self::tier::Family;
@@ -27,7 +33,8 @@ use crate::limit::Limit;
 use crate::time::{Micros, Timestamp};
 
 /// Limits that one request may be checked against together: one call to a store stays within a few kilobytes, and few locks are
-/// held at once. A request that more limits apply to is refused: leaving some out would let it through.
+/// held at once. Where more apply, those that are only counted are left out first. A request that more enforced limits apply to is
+/// refused: leaving some out would let it through.
 pub const CHECKS_MAX: usize = 32;
 
 /// All keys of a rule, in ten-thousandths.
@@ -122,6 +129,8 @@ pub struct PolicyParts {
     pub endpoints: Vec<Endpoint>,
     /// How many bits of an IPv6 address are one client.
     pub ipv6_prefix: u8,
+    /// Whether paths that differ only in the case of ASCII letters are one.
+    pub ignore_case: bool,
 }
 
 /// A policy that answers quickly, however many rules it has.
@@ -173,8 +182,15 @@ pub enum Refusal {
         /// The status to answer with.
         status: u16,
     },
-    /// More than [`CHECKS_MAX`] limits apply.
+    /// More than [`CHECKS_MAX`] enforced limits apply.
     TooManyChecks,
+    /// The request takes more permits than a limit can ever admit.
+    ExceedsLimit {
+        /// The rule, by number.
+        rule: usize,
+        /// The limit, by number.
+        limit: usize,
+    },
 }
 
 /// What a policy says of a request.
@@ -188,6 +204,12 @@ pub struct Selection {
     pub refusal: Option<Refusal>,
     /// Rules whose conditions hold, whether or not they apply, by number.
     pub matched: SmallVec<[usize; 4]>,
+    /// Rules that were skipped because the request has none of their keys, by number.
+    pub skipped: SmallVec<[usize; 4]>,
+    /// Checks in shadow and of candidates that were left out because of [`CHECKS_MAX`].
+    pub uncounted: usize,
+    /// Whether no rule applies, and no default.
+    pub unmatched: bool,
     /// Whether the request is none of the policy's business.
     pub excluded: bool,
     /// Whether a tier was named that no family has.
@@ -196,7 +218,10 @@ pub struct Selection {
 
 impl Policy {
     /// A policy of these parts.
-    pub fn new(parts: PolicyParts) -> Self {
+    pub fn new(mut parts: PolicyParts) -> Self {
+        if parts.ignore_case {
+            lower_paths(&mut parts);
+        }
         let matches = parts.exclusions.iter().chain(parts.rules.iter().map(|rule| &rule.matching));
         let index = Index::new(matches);
         let endpoint_index = Index::new(parts.endpoints.iter().map(|endpoint| &endpoint.matching));
@@ -226,12 +251,13 @@ impl Policy {
 
     /// The limits that a request is checked against.
     pub fn select(&self, request: &Descriptors<'_>, permits: u64) -> Selection {
-        let path = PlainPath::new(request.path);
-        let path = path.segments();
+        let path = RequestPath::new(request.path, self.parts.ignore_case);
+        let readings = path.segments();
         let mut selecting = Selecting {
             policy: self,
             request: *request,
-            path: &path,
+            readings: &readings,
+            path_is_plain: path.is_plain(),
             permits,
             selection: Selection::default(),
             tiers: SmallVec::new(),
@@ -245,7 +271,7 @@ impl Policy {
 
     /// The first endpoint that a request is one of.
     pub fn endpoint(&self, request: &Descriptors<'_>) -> Option<&Endpoint> {
-        let path = PlainPath::new(request.path);
+        let path = RequestPath::new(request.path, self.parts.ignore_case);
         let first = self.endpoints(request, &path.segments()).first().copied()?;
         self.parts.endpoints.get(first)
     }
@@ -256,12 +282,12 @@ impl Policy {
         families.map(|family| (&*family.name, &*family.tiers[family.tier_of(request)]))
     }
 
-    fn endpoints(&self, request: &Descriptors<'_>, path: &[&str]) -> SmallVec<[usize; 4]> {
+    fn endpoints(&self, request: &Descriptors<'_>, readings: &[Segments<'_>]) -> SmallVec<[usize; 4]> {
         let candidates =
-            self.endpoint_index.candidates(request, path).into_iter().map(|number| number as usize);
+            self.endpoint_index.candidates(request, readings).into_iter().map(|number| number as usize);
         let is_one = |number: &usize| {
             let matching = &self.parts.endpoints[*number].matching;
-            matching.parameters(request, path, |family| self.tier(family, request)).is_some()
+            matching.met(request, readings, |family| self.tier(family, request)).is_some()
         };
         candidates.filter(is_one).collect()
     }
@@ -271,11 +297,21 @@ impl Policy {
     }
 }
 
+/// Lowers the paths of all conditions.
+fn lower_paths(parts: &mut PolicyParts) {
+    let rules = parts.rules.iter_mut().map(|rule| &mut rule.matching);
+    let endpoints = parts.endpoints.iter_mut().map(|endpoint| &mut endpoint.matching);
+    for matching in parts.exclusions.iter_mut().chain(rules).chain(endpoints) {
+        matching.paths.iter_mut().for_each(|path| *path = path.lowered());
+    }
+}
+
 /// A selection under way.
 struct Selecting<'p, 'r> {
     policy: &'p Policy,
     request: Descriptors<'r>,
-    path: &'r [&'r str],
+    readings: &'p [Segments<'r>],
+    path_is_plain: bool,
     permits: u64,
     selection: Selection,
     /// Tiers that were looked up, by family.
@@ -286,7 +322,7 @@ struct Selecting<'p, 'r> {
 /// What became of a rule whose conditions hold.
 #[derive(PartialEq)]
 enum Applied {
-    /// The request has none of its keys, and the rule can do without.
+    /// It does not apply: the request has none of its keys, or a path that it must not free of limits.
     Not,
     /// It is counted only.
     Counted,
@@ -300,11 +336,11 @@ impl<'r> Selecting<'_, 'r> {
     fn run(&mut self) {
         let parts = &self.policy.parts;
         let exclusions = parts.exclusions.len();
-        let mut applied = false;
-        for number in self.policy.index.candidates(&self.request, self.path) {
+        let (mut applied, mut settled) = (false, false);
+        for number in self.policy.index.candidates(&self.request, self.readings) {
             let number = number as usize;
             if let Some(exclusion) = parts.exclusions.get(number) {
-                if self.parameters(exclusion).is_some() {
+                if self.may_free(exclusion) && self.met(exclusion).is_some() {
                     self.selection.excluded = true;
                     return;
                 }
@@ -312,36 +348,53 @@ impl<'r> Selecting<'_, 'r> {
             }
             let number = number - exclusions;
             let rule = &parts.rules[number];
-            let Some(parameters) = self.parameters(&rule.matching) else { continue };
+            let Some(met) = self.met(&rule.matching) else { continue };
             self.selection.matched.push(number);
             // What is only counted leaves everything else as it is. So does an unverified API key: a client must not get rid
             // of its other limits by inventing one.
-            if self.apply(number, rule, &parameters) != Applied::Enforced {
+            if self.apply(number, rule, &met.parameters) != Applied::Enforced {
                 continue;
             }
             applied = true;
-            if rule.stop || parts.first_match || self.selection.refusal.is_some() {
+            // A rule that only some readings of the path match is one more limit. The rules for the other readings apply as well.
+            settled |= met.in_every_reading;
+            let stops = met.in_every_reading && (rule.stop || parts.first_match);
+            if stops || self.selection.refusal.is_some() {
                 break;
             }
         }
-        if let Some(rule) = parts.default.as_ref().filter(|_| !applied) {
-            self.selection.matched.push(parts.rules.len());
-            self.apply(parts.rules.len(), rule, &Parameters::new());
+        if let Some(rule) = parts.default.as_ref().filter(|_| !settled && self.selection.refusal.is_none()) {
+            let number = parts.rules.len();
+            self.selection.matched.push(number);
+            applied |= self.apply(number, rule, &Parameters::new()) == Applied::Enforced;
         }
+        self.selection.unmatched = !applied;
     }
 
-    fn parameters<'m>(&mut self, matching: &'m Match) -> Option<Parameters<'m, 'r>> {
-        let (request, path) = (self.request, self.path);
-        matching.parameters(&request, path, |family| self.tier(family))
+    fn met<'m>(&mut self, matching: &'m Match) -> Option<Met<'m, 'r>> {
+        let (request, readings) = (self.request, self.readings);
+        matching.met(&request, readings, |family| self.tier(family))
+    }
+
+    /// Whether conditions may free a request of limits: a path that servers can read in different ways frees it of none.
+    fn may_free(&self, matching: &Match) -> bool {
+        self.path_is_plain || matching.paths.is_empty()
     }
 
     /// Adds the checks of a rule.
     fn apply(&mut self, number: usize, rule: &Rule, parameters: &Parameters<'_, 'r>) -> Applied {
         if rule.limits == RuleLimits::Own(Limits::Unlimited) {
-            return if rule.enforced > 0 { Applied::Enforced } else { Applied::Counted };
+            return match rule.enforced > 0 {
+                true if self.may_free(&rule.matching) => Applied::Enforced,
+                true => Applied::Not,
+                false => Applied::Counted,
+            };
         }
         let Some(key) = rule.key.choose(&self.request, parameters) else {
-            let Some(status) = rule.deny_empty_key.filter(|_| rule.enforced > 0) else { return Applied::Not };
+            let Some(status) = rule.deny_empty_key.filter(|_| rule.enforced > 0) else {
+                self.selection.skipped.push(number);
+                return Applied::Not;
+            };
             self.selection.refusal.get_or_insert(Refusal::EmptyKey { rule: number, status });
             return Applied::Enforced;
         };
@@ -363,6 +416,9 @@ impl<'r> Selecting<'_, 'r> {
             RuleLimits::Own(limits) => self.add(limits, template),
             RuleLimits::OfTier { family, tiers, factors } => {
                 let Some(tier) = self.tier(*family) else { return Applied::Not };
+                if tiers.get(tier) == Some(&Limits::Unlimited) && !self.may_free(&rule.matching) {
+                    return Applied::Not;
+                }
                 let of_endpoints: SmallVec<[&Vec<Limits>; 2]> = factors
                     .iter()
                     .filter(|(endpoint, _)| self.is_at(*endpoint))
@@ -396,10 +452,27 @@ impl<'r> Selecting<'_, 'r> {
     }
 
     fn push(&mut self, check: RuleCheck) {
-        if self.selection.checks.len() < CHECKS_MAX {
-            self.selection.checks.push(check);
-        } else if check.role == Role::Enforced {
-            self.selection.refusal.get_or_insert(Refusal::TooManyChecks);
+        let RuleCheck { rule, limit, role, .. } = check;
+        let Selection { checks, refusal, uncounted, .. } = &mut self.selection;
+        let size = self.policy.parts.limits.get(limit).map_or(u64::MAX, |it| it.limit.size());
+        if role == Role::Enforced && check.cost > size {
+            refusal.get_or_insert(Refusal::ExceedsLimit { rule, limit });
+        }
+        if checks.len() < CHECKS_MAX {
+            checks.push(check);
+            return;
+        }
+        let last_counted = checks.iter().rposition(|it| it.role == Role::Shadow);
+        match (role, last_counted) {
+            (Role::Shadow, _) => *uncounted += 1,
+            (Role::Enforced, Some(last)) => {
+                checks.remove(last);
+                checks.push(check);
+                *uncounted += 1;
+            }
+            (Role::Enforced, None) => {
+                refusal.get_or_insert(Refusal::TooManyChecks);
+            }
         }
     }
 
@@ -423,8 +496,8 @@ impl<'r> Selecting<'_, 'r> {
     }
 
     fn is_at(&mut self, endpoint: usize) -> bool {
-        let (policy, request, path) = (self.policy, &self.request, self.path);
-        self.endpoints.get_or_insert_with(|| policy.endpoints(request, path)).contains(&endpoint)
+        let (policy, request, readings) = (self.policy, &self.request, self.readings);
+        self.endpoints.get_or_insert_with(|| policy.endpoints(request, readings)).contains(&endpoint)
     }
 }
 

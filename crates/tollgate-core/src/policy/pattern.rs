@@ -1,6 +1,5 @@
 //! Patterns that paths and other texts are compared with.
 
-use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -29,6 +28,16 @@ impl Glob {
             [only] => Some(only),
             _ => None,
         }
+    }
+
+    /// The same pattern in lower case.
+    fn lowered(&self) -> Self {
+        Self { parts: self.parts.iter().map(|part| part.to_ascii_lowercase().into()).collect() }
+    }
+
+    /// A text that matches.
+    pub(super) fn example(&self) -> String {
+        self.parts.join("x")
     }
 
     /// Whether the whole text matches.
@@ -138,6 +147,31 @@ impl PathPattern {
         &self.segments
     }
 
+    /// The pattern for paths in lower case. Names of parameters stay as they are.
+    pub(super) fn lowered(&self) -> Self {
+        let lowered = self.segments.iter().map(|segment| match segment {
+            Segment::Literal(text) => Segment::Literal(text.to_ascii_lowercase().into()),
+            Segment::Glob(glob) => Segment::Glob(glob.lowered()),
+            Segment::Parameter(name) => Segment::Parameter(name.clone()),
+            Segment::Rest => Segment::Rest,
+        });
+        Self { segments: lowered.collect() }
+    }
+
+    /// A path that matches.
+    pub(super) fn example(&self) -> String {
+        let mut path = String::new();
+        for segment in &self.segments {
+            match segment {
+                Segment::Literal(text) => path.extend(["/", text]),
+                Segment::Glob(glob) => path.extend(["/", &glob.example()]),
+                Segment::Parameter(_) => path.push_str("/x"),
+                Segment::Rest => {}
+            }
+        }
+        if path.is_empty() { "/".into() } else { path }
+    }
+
     /// What the parameters are, if the path matches.
     pub(super) fn parameters<'p, 't>(&'p self, path: &[&'t str]) -> Option<Parameters<'p, 't>> {
         let mut found = Parameters::new();
@@ -175,78 +209,7 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// The segments of a path without its first slash.
-fn split(path: &str) -> impl Iterator<Item = &str> {
+pub(super) fn split(path: &str) -> impl Iterator<Item = &str> {
     let path = path.strip_suffix('/').unwrap_or(path);
     path.split('/').filter(move |_| !path.is_empty())
-}
-
-/// A path in its plain form, cut into segments.
-#[derive(Debug)]
-pub struct PlainPath<'a>(Cow<'a, str>);
-
-impl<'a> PlainPath<'a> {
-    /// The form in which all spellings of a path are one: without query, `//`, `.`, `..`, `;parameters`, a last `/`, and with `%XX`
-    /// decoded, but for an encoded slash, which is no separator. Whoever protects `/api/login` means all of them.
-    pub fn new(path: &'a str) -> Self {
-        let path = path.split(['?', '#']).next().unwrap_or(path);
-        let is_plain = path.starts_with('/')
-            && !path.contains(['%', ';'])
-            && !path.contains("//")
-            && !path.contains("/.");
-        if is_plain {
-            return Self(Cow::Borrowed(path));
-        }
-        let bare: Vec<&str> = path.split('/').map(|it| it.split(';').next().unwrap_or(it)).collect();
-        let decoded = decode(&bare.join("/"));
-        let mut kept: Vec<&str> = Vec::new();
-        for segment in decoded.split('/') {
-            match segment {
-                "" | "." => {}
-                ".." => {
-                    kept.pop();
-                }
-                segment => kept.push(segment),
-            }
-        }
-        let mut plain = String::with_capacity(decoded.len() + 1);
-        plain.push('/');
-        plain.push_str(&kept.join("/"));
-        Self(Cow::Owned(plain))
-    }
-
-    /// The text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Its segments.
-    pub(super) fn segments(&self) -> SmallVec<[&str; 16]> {
-        split(self.0.strip_prefix('/').unwrap_or(&self.0)).collect()
-    }
-}
-
-/// `%XX` decoded, once, but for what would then be a slash or could be decoded again. What is no text is replaced, not left as it came:
-/// one such byte must not hide the rest.
-fn decode(path: &str) -> String {
-    let bytes = path.as_bytes();
-    let digit = |at: usize| bytes.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        match (byte, digit(at + 1), digit(at + 2)) {
-            (b'%', Some(high), Some(low)) => {
-                match (high * 16 + low) as u8 {
-                    b'/' => decoded.extend_from_slice(b"%2F"),
-                    b'%' => decoded.extend_from_slice(b"%25"),
-                    byte => decoded.push(byte),
-                }
-                at += 3;
-            }
-            _ => {
-                decoded.push(*byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }

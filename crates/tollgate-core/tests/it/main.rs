@@ -9,6 +9,7 @@ mod holding; // what a node does with what it has borrowed
 mod identity; // how requests are identified
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
+mod paths; // spellings of paths, and limits that are left out
 mod policy; // which limits a request is checked against
 mod quota; // so many per day, week or month
 mod retention; // what a log keeps for longer windows

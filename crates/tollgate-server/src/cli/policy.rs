@@ -12,7 +12,7 @@ use crate::import::{Dialect, import};
 
 #[derive(Subcommand)]
 pub(super) enum PolicyCommand {
-    /// Name file, line and column of every mistake in a policy, and say what there is to know about it.
+    /// Name file, line and column of every mistake in a policy, and print what each of its limits lets through.
     #[command(after_help = "Example:\n  tollgate policy check policy.yaml")]
     Check {
         /// The file.
@@ -55,6 +55,7 @@ impl PolicyCommand {
                     parts.limits.len(),
                     checked.version
                 )];
+                lines.extend(config::figures(&checked));
                 lines.extend(checked.warnings.iter().map(|warning| format!("warning: {warning}")));
                 lines.extend(checked.remarks);
                 print(&(lines.join("\n") + "\n"))

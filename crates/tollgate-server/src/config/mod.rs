@@ -30,7 +30,7 @@ use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
 use self::log_limit::LOG_LIMIT_CEILING;
-pub use self::policy::{CheckedPolicy, PolicyContext, diff};
+pub use self::policy::{CheckedPolicy, PolicyContext, diff, figures};
 use self::text::NetworkText;
 pub use self::tree::Position;
 use crate::identity::IdentityConfig;
@@ -264,6 +264,7 @@ fn policy_of(
             });
             PolicyConfig { file: Some(path), checked }
         }
+        serde_json::Value::Null => PolicyConfig { file: None, checked: CheckedPolicy::empty(context) },
         value => {
             let (checked, mistakes) = check_policy(&layers.part("policy", value.clone()), context);
             errors.extend(mistakes);

@@ -11,14 +11,14 @@ use futures_util::future::join_all;
 use http::{HeaderMap, Response};
 use http_body_util::Full;
 use serde_json::Value;
-use tollgate::rules::Refusal;
+use tollgate::rules::{Refusal, Selection};
 use tollgate::{Basis, PolicyOutcome, PolicyVerdict};
 
 pub(super) use self::answer::{explanation, verdict_response};
 pub(super) use self::ask::{Asked, NotVerified};
 use super::problem::Problem;
 use super::rest::Rest;
-use crate::address::{client, is_from_proxy};
+use crate::address::is_from_proxy;
 use crate::live::Loaded;
 
 impl Rest {
@@ -26,7 +26,8 @@ impl Rest {
     pub(super) async fn check_policy(&self, peer: IpAddr, headers: &HeaderMap, body: &Value) -> Answer {
         let asked = self.described_in(peer, headers, body)?;
         let policy = self.policy.current();
-        let verdict = self.judge(&policy, peer, headers, &asked).await?;
+        let selection = self.select(&policy, &asked)?;
+        let verdict = self.judge(&policy, &asked, selection).await;
         if verdict.basis() == Basis::Closed && !verdict.is_admitted() && self.closed_status == 503 {
             return Err(Problem::closed());
         }
@@ -40,16 +41,20 @@ impl Rest {
         headers: &HeaderMap,
         items: &[Value],
     ) -> Result<Vec<Value>, Problem> {
-        let mut asked = Vec::with_capacity(items.len());
-        for (index, item) in items.iter().enumerate() {
-            asked.push(self.described_in(peer, headers, item).map_err(|problem| problem.in_item(index))?);
-        }
         let policy = self.policy.current();
-        let checks = asked.iter().map(|asked| async {
-            let verdict = self.judge(&policy, peer, headers, asked).await?;
-            Ok(answer::body(&policy, &verdict, asked.not_verified))
+        let mut asked = Vec::with_capacity(items.len());
+        // A mistake in any item is found before the first one is decided.
+        for (index, item) in items.iter().enumerate() {
+            let in_item = |problem: Problem| problem.in_item(index);
+            let item = self.described_in(peer, headers, item).map_err(in_item)?;
+            let selection = self.select(&policy, &item).map_err(in_item)?;
+            asked.push((item, selection));
+        }
+        let checks = asked.iter_mut().map(|(asked, selection)| async {
+            let verdict = self.judge(&policy, asked, std::mem::take(selection)).await;
+            answer::body(&policy, &verdict, asked.not_verified)
         });
-        join_all(checks).await.into_iter().collect()
+        Ok(join_all(checks).await)
     }
 
     /// `POST /api/v1/explain`: the same without taking anything, and why.
@@ -61,8 +66,7 @@ impl Rest {
     ) -> Result<Value, Problem> {
         let asked = self.described_in(peer, headers, body)?;
         let policy = self.policy.current();
-        let address = client(&self.client_address, peer, headers).ip();
-        let mut request = asked.descriptors(address);
+        let mut request = asked.descriptors();
         let assigned = self.policy.assigned_to(&policy, &request);
         request.assigned_tiers = &assigned;
         let verdict = policy.limiter.explain(&request, asked.permits()).await;
@@ -85,19 +89,26 @@ impl Rest {
         Ok(asked)
     }
 
-    async fn judge(
-        &self,
-        policy: &Loaded,
-        peer: IpAddr,
-        headers: &HeaderMap,
-        asked: &Asked<'_>,
-    ) -> Result<PolicyVerdict, Problem> {
-        let start = Instant::now();
-        let address = client(&self.client_address, peer, headers).ip();
-        let mut request = asked.descriptors(address);
+    /// The limits that apply to a request. One that asks for more permits than a limit can ever admit is a mistake of the caller.
+    fn select(&self, policy: &Loaded, asked: &Asked<'_>) -> Result<Selection, Problem> {
+        let mut request = asked.descriptors();
         let assigned = self.policy.assigned_to(policy, &request);
         request.assigned_tiers = &assigned;
-        let verdict = policy.limiter.check(&request, asked.permits()).await;
+        let rules = policy.limiter.policy();
+        let selection = rules.select(&request, asked.permits());
+        if let Some(Refusal::ExceedsLimit { rule, limit }) = selection.refusal
+            && let Some(rule) = rules.rule(rule)
+        {
+            let most = rules.limits()[limit].limit.size() / rule.cost.max(1);
+            return Err(Problem::exceeds_limit(most, format_args!("the limit of the rule {}", rule.name)));
+        }
+        Ok(selection)
+    }
+
+    async fn judge(&self, policy: &Loaded, asked: &Asked<'_>, selection: Selection) -> PolicyVerdict {
+        let start = Instant::now();
+        let request = asked.descriptors();
+        let verdict = policy.limiter.decide(selection).await;
         policy.count(&verdict);
         self.metrics.judged(&verdict, start.elapsed());
         tracing::debug!(
@@ -110,7 +121,7 @@ impl Rest {
         if let PolicyOutcome::Refused(Refusal::TooManyChecks) = verdict.outcome() {
             tracing::warn!(path = request.path, "refused: more limits apply than can be checked together");
         }
-        Ok(verdict)
+        verdict
     }
 }
 

@@ -210,7 +210,8 @@ fn schemas() -> Value {
             "type": "object", "required": ["type", "title", "status", "detail"],
             "properties": {
                 "type": { "type": "string" }, "title": { "type": "string" }, "status": { "type": "integer" },
-                "detail": { "type": "string" }, "parameter": { "type": "string" }
+                "detail": { "type": "string" }, "parameter": { "type": "string" },
+                "code": { "enum": ["PERMITS_EXCEED_LIMIT"] }
             }
         }
     });
@@ -241,7 +242,8 @@ fn policy_schemas() -> Value {
         "Described": {
             "type": "object", "additionalProperties": false,
             "properties": {
-                "ip": { "type": ["string", "null"], "examples": ["192.0.2.1"] },
+                "ip": { "type": ["string", "null"], "examples": ["192.0.2.1"],
+                    "description": "The client's address; absent or null: the request has none" },
                 "user": { "type": "string" }, "tier": { "type": "string" },
                 "apiKey": { "type": "string", "description": "The API key itself; it counts as verified" },
                 "apiKeyId": { "type": "string", "pattern": "^[0-9a-f]{32}$",
@@ -268,6 +270,9 @@ fn policy_schemas() -> Value {
                 "limit": { "type": ["integer", "null"] }, "remaining": { "type": ["integer", "null"] },
                 "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
                 "basis": { "$ref": "#/components/schemas/Basis" },
+                "skippedRules": { "type": "array", "items": { "type": "string" },
+                    "description": "Rules that match and were not checked, because the request has none of their keys" },
+                "unmatched": { "const": true, "description": "No rule applied, and no default" },
                 "unverifiedToken": { "type": "string" },
                 "unverifiedApiKey": { "const": true },
                 "limits": { "type": "array", "items": limit }

@@ -18,6 +18,7 @@ pub(super) struct Problem {
     kind: &'static str,
     status: StatusCode,
     parameter: Option<String>,
+    code: Option<&'static str>,
     detail: String,
     allow: Option<&'static str>,
     refused: Option<Refused>,
@@ -31,12 +32,14 @@ struct Body<'a> {
     detail: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     parameter: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
 }
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let detail = detail.into();
-        Self { kind: "about:blank", status, parameter: None, detail, allow: None, refused: None }
+        Self { kind: "about:blank", status, parameter: None, code: None, detail, allow: None, refused: None }
     }
 
     /// The store gave no decision, and without one nothing is admitted.
@@ -55,6 +58,12 @@ impl Problem {
     pub(super) fn parameter(name: &str, why: impl std::fmt::Display) -> Self {
         let detail = format!("{name}: {why}");
         Self { parameter: Some(name.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
+    }
+
+    /// More permits than a limit can ever admit. `most` is what it can.
+    pub(super) fn exceeds_limit(most: u64, of: impl std::fmt::Display) -> Self {
+        let why = format_args!("must be a whole number from 1 to {most}, {of}");
+        Self { code: Some("PERMITS_EXCEED_LIMIT"), ..Self::parameter("permits", why) }
     }
 
     /// A path that does not take this method.
@@ -100,6 +109,7 @@ impl Problem {
             status: self.status.as_u16(),
             detail: &self.detail,
             parameter: self.parameter.as_deref(),
+            code: self.code,
         };
         // Texts and a number: this does not fail, and an empty body would still carry the status.
         let body = serde_json::to_vec(&body).unwrap_or_default();

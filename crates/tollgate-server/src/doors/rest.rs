@@ -244,10 +244,7 @@ impl Rest {
         let limiter = &self.limiters[asked.algorithm.unwrap_or(AlgorithmName::TokenBucket) as usize];
         let most = limiter.limit().size();
         if asked.ask().cost > most {
-            return Err(Problem::parameter(
-                "permits",
-                format_args!("must be a whole number from 1 to {most}, the limit"),
-            ));
+            return Err(Problem::exceeds_limit(most, "the limit"));
         }
         Ok(limiter)
     }

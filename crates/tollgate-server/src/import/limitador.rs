@@ -52,6 +52,12 @@ pub(super) fn import(value: &Value) -> Result<Imported, String> {
                 }
             }
         }
+        // Limitador's `!=` does not hold for a variable that is absent.
+        for values in rule.attributes.values_mut() {
+            if values.iter().all(|value| value.starts_with('!')) {
+                values.insert(0, "*".to_owned());
+            }
+        }
         for variable in texts(&limit["variables"]) {
             match variable_name(&variable) {
                 Some(name) => {

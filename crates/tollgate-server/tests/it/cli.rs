@@ -13,7 +13,7 @@ fn tollgate(arguments: &[&str]) -> Command {
     command
 }
 
-fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = tollgate(arguments).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
@@ -235,7 +235,7 @@ fn policies_are_checked_compared_and_imported() {
     let expected = "+ rules.all.algorithm: FIXED_WINDOW
 ~ rules.login.limit: 5/60s -> 10/60s
 ~ order of rules: login, all -> all, login
-  all: starts afresh: TOKEN_BUCKET becomes FIXED_WINDOW
+  all: starts afresh: SLIDING_WINDOW_COUNTER becomes FIXED_WINDOW
   login: larger; what was consumed stays consumed
 ";
     assert_eq!((code, out.as_str()), (Some(1), expected));

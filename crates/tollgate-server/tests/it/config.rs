@@ -250,7 +250,7 @@ fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
         (rule("limit: 5/s, unlimited: true"), "rules.0: needs one of"),
         (rule("limit: 5/s, algorithm: GCRA"), "rules.0.algorithm: expected TOKEN_BUCKET"),
         (rule("limit: 5/s burst 9, algorithm: FIXED_WINDOW"), "burst belongs to TOKEN_BUCKET, LEAKY_BUCKET"),
-        (rule("limit: { limit: 5/s, strict: true }"), "strict belongs to SLIDING_WINDOW_COUNTER"),
+        (rule("limit: { limit: 5/s, strict: true, algorithm: FIXED_WINDOW }"), "strict belongs to SLIDING_WINDOW_COUNTER"),
         (rule("limit: 99999999999999999/s"), "rules.0.limit: too large to be exact: at most"),
         (rule("limit: 1000001/min, algorithm: SLIDING_WINDOW"), "at most 1000000 permits (sliding_window.max_limit"),
         (rule("limit: { quota: 5/year }"), "rules.0.limit.quota: expected a quota such as 1000/day"),

@@ -11,11 +11,14 @@ mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod connections; // a full table, addresses that share a prefix, memory for bodies
+mod defaults; // what compact limits, the default and a missing key mean
 mod identity; // who is asking: what a client can invent, and what is verified
 mod logs; // sliding logs: how large they may be, and what they keep
 mod nodes; // many nodes on one store
 mod outage_log; // what an operator reads about an outage
 mod outages; // a store that is gone
+mod paths; // spellings of paths
+mod permits; // too many limits, too many permits
 #[path = "policy.rs"]
 #[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
 mod policy_on_memory; // the policy: rules, keys, tiers, all limits together
@@ -24,5 +27,6 @@ mod policy_on_memory; // the policy: rules, keys, tiers, all limits together
 mod policy_on_redis; // the same, with the state in a store
 mod reload; // policies that change while the service runs
 mod serving; // slow, idle, greedy and leaving clients
+mod tiers; // the worked tiers of the specification
 
 mod server; // what the others share

@@ -94,6 +94,9 @@ fn order_of_rules(before: &Value, after: &Value, lines: &mut Vec<String>) {
 
 /// What becomes of the states of limits that change.
 fn states(old: &PolicyParts, new: &PolicyParts) -> Vec<String> {
+    let limits_of = |parts: &PolicyParts| -> BTreeMap<String, Limit> {
+        named_limits(parts).into_iter().map(|(name, number)| (name, parts.limits[number].limit)).collect()
+    };
     let (before, after) = (limits_of(old), limits_of(new));
     let mut lines = Vec::new();
     for (name, old) in &before {
@@ -123,15 +126,15 @@ fn states(old: &PolicyParts, new: &PolicyParts) -> Vec<String> {
     lines
 }
 
-/// All limits, each under a name that it keeps whatever its algorithm is.
-fn limits_of(parts: &PolicyParts) -> BTreeMap<String, Limit> {
-    let mut found = BTreeMap::new();
+/// All limits by number but for candidates, each under a name that it keeps whatever its algorithm is.
+pub(super) fn named_limits(parts: &PolicyParts) -> Vec<(String, usize)> {
+    let mut found = Vec::new();
     let mut add = |name: &str, limits: &Limits| {
         let Limits::All(limits) = limits else { return };
         for (position, limit) in limits.iter().enumerate() {
             let name =
                 if position == 0 { name.to_owned() } else { format!("{name}, limit {}", position + 1) };
-            found.insert(name, parts.limits[*limit].limit);
+            found.push((name, *limit));
         }
     };
     for rule in parts.rules.iter().chain(&parts.default) {

@@ -21,7 +21,8 @@ pub(in crate::config) struct PolicyFile {
     pub rules: Vec<RuleFields>,
     /// Requests that no rule is for.
     pub exclude: Vec<Exclusion>,
-    /// For requests that no rule applies to: a limit by address, 200/min if not set, or `unlimited`.
+    /// For requests that no rule applies to: a limit by address such as 200/min, or `unlimited`. Without it they are admitted and
+    /// counted as unmatched.
     pub default: Option<Many<LimitItem>>,
     /// Tiers of users, each with its limits, or `unlimited`. Several families of tiers are written under `families`.
     pub tiers: BTreeMap<String, Many<LimitItem>>,
@@ -33,7 +34,10 @@ pub(in crate::config) struct PolicyFile {
     pub families: BTreeMap<String, FamilyFields>,
     /// Names for requests: for factors, metrics and reports.
     pub endpoints: BTreeMap<String, MatchFields>,
-    /// For every rule that does not say it itself; TOKEN_BUCKET if not set.
+    /// Whether paths that differ in the case of ASCII letters are different; true if not set.
+    pub case_sensitive: Option<bool>,
+    /// For every rule that does not say it itself. If not set: TOKEN_BUCKET for limits with `burst` or `refill`,
+    /// SLIDING_WINDOW_COUNTER for all others.
     pub algorithm: Option<AlgorithmText>,
     /// For every rule that does not say it itself: open, closed or local.
     pub on_store_failure: Option<OnStoreFailure>,
@@ -137,11 +141,11 @@ pub(in crate::config) struct MatchFields {
     pub method: Many<String>,
     /// api.example.com, *.example.com
     pub host: Many<String>,
-    /// Headers by name; * for any value, !VALUE for any other.
+    /// Headers by name; * for any value, !VALUE for any other, or none.
     pub header: BTreeMap<String, Many<String>>,
-    /// Parameters of the query by name; * for any value, !VALUE for any other.
+    /// Parameters of the query by name; * for any value, !VALUE for any other, or none.
     pub query: BTreeMap<String, Many<String>>,
-    /// Attributes by name; * for any value, !VALUE for any other.
+    /// Attributes by name; * for any value, !VALUE for any other, or none.
     pub attribute: BTreeMap<String, Many<String>>,
     /// Networks of the client: 10.0.0.0/8
     pub cidr: Many<NetworkText>,
@@ -213,7 +217,8 @@ pub(in crate::config) struct LimitFields {
     pub anchor: Option<super::text::AnchorText>,
     /// The most permits at once, of TOKEN_BUCKET and LEAKY_BUCKET; those of one period if not set.
     pub burst: Option<u64>,
-    /// TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COUNTER
+    /// TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COUNTER. If not set: TOKEN_BUCKET with `burst` or
+    /// `refill`, else SLIDING_WINDOW_COUNTER.
     pub algorithm: Option<AlgorithmText>,
     /// Of TOKEN_BUCKET: greedy, or interval: all of a period at its end.
     pub refill: Option<Refill>,

@@ -15,11 +15,6 @@ pub(super) struct Defaults {
     pub(super) algorithm: Option<AlgorithmText>,
 }
 
-/// A limit as it would be written in a word.
-pub(super) fn read(text: &str) -> LimitItem {
-    LimitItem::Limit(LimitFields { limit: text.parse().ok(), ..LimitFields::default() })
-}
-
 /// The limit that fields stand for, or why they stand for none.
 pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, String> {
     if let Some(quota) = fields.quota {
@@ -34,8 +29,13 @@ pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, St
     if burst.is_some() && fields.burst.is_some() {
         return Err("burst stands twice".to_owned());
     }
-    let algorithm = fields.algorithm.or(defaults.algorithm).map_or(AlgorithmName::TokenBucket, |it| it.0);
     let burst = fields.burst.or(burst);
+    // `100/min` means about 100 in any minute. A bucket would let 200 through in the first one.
+    let unnamed = match burst.is_some() || fields.refill.is_some() {
+        true => AlgorithmName::TokenBucket,
+        false => AlgorithmName::SlidingWindowCounter,
+    };
+    let algorithm = fields.algorithm.or(defaults.algorithm).map_or(unnamed, |it| it.0);
     check_fields(fields, burst, algorithm)?;
     let size = burst.unwrap_or(rate.permits());
     let made: Result<Limit, LimitError> = match algorithm {

@@ -1,6 +1,7 @@
 //! The policy: what is written of it, and what it means.
 
 mod diff;
+mod figures;
 pub(super) mod file;
 mod limit;
 mod matching;
@@ -14,11 +15,13 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tollgate::rules::{
-    ALL_KEYS, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule, RuleLimits,
+    ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule,
+    RuleLimits,
 };
-use tollgate::{Limit, LimitSettings, Micros};
+use tollgate::{Limit, LimitSettings, Micros, Rate};
 
 pub use self::diff::diff;
+pub use self::figures::figures;
 use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
 use self::matching::{keys, matching, never_has_key};
 use self::rule_limits::Of;
@@ -35,6 +38,8 @@ pub struct CheckedPolicy {
     pub policy: Policy,
     /// By limit.
     pub settings: Vec<LimitSettings>,
+    /// By limit: the rate as it was written; none of a quota.
+    pub rates: Vec<Option<Rate>>,
     /// What there is to know beyond what was written.
     pub remarks: Vec<String>,
     /// What may be more than was meant, such as the memory that a log takes.
@@ -44,10 +49,11 @@ pub struct CheckedPolicy {
 }
 
 impl CheckedPolicy {
-    /// One without rules: every address has the default limit.
+    /// No policy: every request is admitted, and there is nothing to remark on.
     pub(super) fn empty(context: &PolicyContext) -> Self {
         let version = version(&serde_json::Value::Null);
-        validate(&PolicyFile::default(), version, context, &mut |_, _| ())
+        let validated = validate(&PolicyFile::default(), version, context, &mut |_, _| ());
+        Self { remarks: Vec::new(), ..validated }
     }
 }
 
@@ -108,8 +114,6 @@ fn without_nothing(value: serde_json::Value) -> serde_json::Value {
 const RULES_MAX: usize = 10_000;
 /// Bytes of a name of a rule, a tier, an endpoint.
 const NAME_BYTES_MAX: usize = 64;
-/// What requests have that no rule applies to, unless the policy says otherwise.
-const DEFAULT_LIMIT: &str = "200/min";
 /// Reports a mistake: the field's path, and why.
 type Report<'a> = &'a mut dyn FnMut(&str, String);
 
@@ -124,10 +128,12 @@ pub(super) fn validate(
         parts: PolicyParts {
             ipv6_prefix: context.ipv6_prefix,
             first_match: file.apply == Apply::First,
+            ignore_case: file.case_sensitive == Some(false),
             ..PolicyParts::default()
         },
         context,
         settings: Vec::new(),
+        rates: Vec::new(),
         remarks: Vec::new(),
         warnings: Vec::new(),
         distinct: HashSet::new(),
@@ -141,9 +147,22 @@ pub(super) fn validate(
     building.rules();
     building.default_rule();
     building.remark_on_unverified_api_keys();
-    let Building { parts, settings, remarks, warnings, .. } = building;
+    let Building { parts, settings, rates, mut remarks, warnings, .. } = building;
     let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
-    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, warnings, written }
+    let policy = Policy::new(parts);
+    remarks.extend(policy.crowds().iter().map(warn_of));
+    CheckedPolicy { version, policy, settings, rates, remarks, warnings, written }
+}
+
+fn warn_of(Crowd { path, is_refused, uncounted }: &Crowd) -> String {
+    if *is_refused {
+        return format!(
+            "warning: requests such as {path} are refused: more than {CHECKS_MAX} limits apply to them together"
+        );
+    }
+    format!(
+        "warning: more than {CHECKS_MAX} limits apply to requests such as {path}: {uncounted} checks in shadow or of candidates are left out"
+    )
 }
 
 struct Building<'a> {
@@ -152,6 +171,7 @@ struct Building<'a> {
     report: Report<'a>,
     parts: PolicyParts,
     settings: Vec<LimitSettings>,
+    rates: Vec<Option<Rate>>,
     remarks: Vec<String>,
     warnings: Vec<String>,
     /// The limits that were made, each once.
@@ -321,12 +341,16 @@ impl<'a> Building<'a> {
     }
 
     fn default_rule(&mut self) {
-        let built_in = Many(vec![limit::read(DEFAULT_LIMIT)]);
-        let written = self.file.default.as_ref().unwrap_or(&built_in);
         let fields = RuleFields { name: "default".to_owned(), ..RuleFields::default() };
         if let Some(number) = self.file.rules.iter().position(|rule| rule.name == fields.name) {
             self.wrong(&format!("rules.{number}.name"), "is the name of what applies where no rule does");
         }
+        let Some(written) = &self.file.default else {
+            let remark =
+                "no `default`: requests that no rule applies to are admitted, and counted as unmatched";
+            self.remarks.push(remark.to_owned());
+            return;
+        };
         let limits = self.limits(Of::rule(&fields, self.file), "default", written);
         self.parts.default = Some(Rule {
             name: fields.name.into(),

@@ -167,8 +167,10 @@ impl Building<'_> {
                 None => Ok(fields.clone()),
                 Some((_, factor)) => part_of(fields, factor),
             };
-            let limit = match cut.and_then(|fields| make(&fields, defaults)) {
-                Ok(limit) => limit,
+            let made_of =
+                cut.and_then(|fields| Ok((make(&fields, defaults)?, fields.limit.map(|it| it.rate))));
+            let (limit, rate) = match made_of {
+                Ok(made) => made,
                 Err(why) => {
                     let at = factor.map_or(place.as_str(), |(at, _)| at);
                     // A tier's limit that is wrong by itself is said of the tier, not of each factor.
@@ -205,28 +207,39 @@ impl Building<'_> {
                 candidate: None,
             });
             self.settings.push(settings);
+            self.rates.push(rate);
         }
         Limits::All(made)
     }
 
-    /// A request that costs more than a limit can ever hold would be denied for ever.
+    /// A request that costs more than a limit can ever hold would be refused for ever.
     pub(super) fn check_cost(&mut self, at: &str, fields: &RuleFields, limits: &RuleLimits) {
         let cost = fields.cost.unwrap_or(1);
-        let all: Vec<&Limits> = match limits {
-            RuleLimits::Own(limits) => vec![limits],
-            RuleLimits::OfTier { tiers, factors, .. } => {
-                tiers.iter().chain(factors.iter().flat_map(|(_, tiers)| tiers)).collect()
+        let named: Vec<(String, &Limits)> = match limits {
+            RuleLimits::Own(limits) => vec![("a limit of the rule".to_owned(), limits)],
+            RuleLimits::OfTier { family, tiers, factors } => {
+                let names = &self.parts.families[*family].tiers;
+                let of_endpoints = factors.iter().flat_map(|(endpoint, tiers)| {
+                    let endpoint = &self.parts.endpoints[*endpoint].name;
+                    names
+                        .iter()
+                        .zip(tiers)
+                        .map(move |(tier, it)| (format!("the tier {tier} at {endpoint}"), it))
+                });
+                let whole = names.iter().zip(tiers).map(|(tier, it)| (format!("the tier {tier}"), it));
+                whole.chain(of_endpoints).collect()
             }
         };
-        let numbers = all.into_iter().flat_map(|limits| match limits {
-            Limits::All(limits) => limits.as_slice(),
-            Limits::Unlimited => &[],
-        });
-        let smallest = numbers.map(|limit| self.parts.limits[*limit].limit.size()).min();
-        if let Some(size) = smallest.filter(|size| cost > *size) {
-            let why = format!("{cost} is more than a limit of the rule can ever admit: {size}");
-            self.wrong(&format!("{at}.cost"), why);
+        let mut mistakes = Vec::new();
+        for (name, limits) in named {
+            let Limits::All(limits) = limits else { continue };
+            let candidates = limits.iter().filter_map(|limit| self.parts.limits[*limit].candidate);
+            let sizes = limits.iter().copied().chain(candidates).map(|it| self.parts.limits[it].limit.size());
+            if let Some(size) = sizes.min().filter(|size| cost > *size) {
+                mistakes.push(format!("{cost} is more than {name} can ever admit: {size}"));
+            }
         }
+        mistakes.into_iter().for_each(|why| self.wrong(&format!("{at}.cost"), why));
     }
 }
 

@@ -26,6 +26,7 @@ pub(in crate::doors) fn verdict_response(
             StatusCode::from_u16(status).unwrap_or(StatusCode::FORBIDDEN)
         }
         PolicyOutcome::Refused(Refusal::TooManyChecks) => StatusCode::UNPROCESSABLE_ENTITY,
+        PolicyOutcome::Refused(Refusal::ExceedsLimit { .. }) => StatusCode::BAD_REQUEST,
     };
     let headers = response.headers_mut();
     let limits = policy.limiter.policy().limits();
@@ -71,6 +72,10 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
         PolicyOutcome::Refused(Refusal::TooManyChecks) => {
             (None, Some("TOO_MANY_LIMITS".to_owned()), "More limits apply than can be checked together")
         }
+        PolicyOutcome::Refused(Refusal::ExceedsLimit { rule, .. }) => {
+            let code = "PERMITS_EXCEED_LIMIT".to_owned();
+            (Some(rule), Some(code), "More permits than the limit can ever admit")
+        }
     };
     body.insert("rule".into(), json!(rule.and_then(|rule| rules.rule(rule)).map(|rule| &rule.name)));
     body.insert("code".into(), json!(code));
@@ -89,6 +94,14 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
     let checks = verdict.selection.checks.iter().zip(&verdict.verdicts);
     let limits: Vec<_> = checks.map(|(check, it)| Value::Object(limit(policy, verdict, check, it))).collect();
     body.insert("limits".into(), json!(limits));
+    let selection = &verdict.selection;
+    if !selection.skipped.is_empty() {
+        let names = selection.skipped.iter().filter_map(|number| Some(&rules.rule(*number)?.name));
+        body.insert("skippedRules".into(), names.map(|name| json!(name)).collect());
+    }
+    if selection.unmatched {
+        body.insert("unmatched".into(), json!(true));
+    }
     if let Some(why) = not_verified.token {
         body.insert("unverifiedToken".into(), json!(why.as_str()));
     }
@@ -140,9 +153,12 @@ pub(in crate::doors) fn explanation(
         let why = match limits {
             _ if refused => "the request has none of its keys, and is refused for that",
             _ if applies => "applies",
-            Some(RuleLimits::Own(Limits::Unlimited)) => "lets everything through",
+            _ if selection.skipped.contains(number) => "skipped: the request has none of its keys",
+            Some(RuleLimits::Own(Limits::Unlimited)) => {
+                "lets everything through, if the path is in plain form"
+            }
             Some(RuleLimits::OfTier { .. } | RuleLimits::Own(Limits::All(_))) | None => {
-                "left out: the request has none of its keys, or its tier has no limit"
+                "left out: its tier has no limit, or it is only counted and too many limits apply"
             }
         };
         json!({ "rule": name(*number), "why": why })

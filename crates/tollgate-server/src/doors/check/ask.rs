@@ -22,8 +22,8 @@ const PERMITS_MAX: u64 = 1 << 50;
 /// A request as it was described, each part valid by itself.
 #[derive(Default, Debug)]
 pub(in crate::doors) struct Asked<'a> {
-    /// Nothing: the caller's own address. `null`: none.
-    ip: Option<Option<IpAddr>>,
+    /// None: the request has no address. The caller's own is never meant.
+    ip: Option<IpAddr>,
     user: Option<Cow<'a, str>>,
     api_key: Option<String>,
     tier: Option<Cow<'a, str>>,
@@ -60,7 +60,7 @@ impl<'a> Asked<'a> {
         let mut asked = Self { path: "/", ..Self::default() };
         for (name, value) in members {
             match name.as_str() {
-                "ip" => asked.ip = Some(ip(value)?),
+                "ip" => asked.ip = ip(value)?,
                 "user" => asked.user = Some(text(name, value)?.into()),
                 "apiKey" => {
                     let id = identity.api_key_id(text(name, value)?);
@@ -120,10 +120,10 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// What the policy is asked. `address` is the caller's own.
-    pub(super) fn descriptors(&'a self, address: IpAddr) -> Descriptors<'a> {
+    /// What the policy is asked.
+    pub(super) fn descriptors(&'a self) -> Descriptors<'a> {
         Descriptors {
-            ip: self.ip.unwrap_or(Some(address)),
+            ip: self.ip,
             user: self.user.as_deref(),
             api_key: self.api_key.as_deref(),
             has_unverified_api_key: self.not_verified.api_key,
