@@ -1,9 +1,11 @@
 //! What the service counts, in the words of Prometheus. No key is ever a label.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -31,6 +33,11 @@ struct RuleLabels {
     role: &'static str,
     allowed: &'static str,
 }
+
+/// Roles of a limit, in the order of [`RuleAnswers`].
+const ROLES: [&str; 3] = ["enforced", "shadow", "candidate"];
+/// Denied and allowed, in the order of [`RuleAnswers`].
+const ALLOWED: [&str; 2] = ["false", "true"];
 
 /// The counters of one rule, looked up once: by role, then denied or allowed.
 pub(crate) struct RuleAnswers([[Counter; 2]; 3]);
@@ -88,6 +95,8 @@ pub(crate) struct Metrics {
     answers: Vec<[[Answers; 2]; Basis::ALL.len()]>,
     /// By rule.
     rules: Family<RuleLabels, Counter>,
+    /// The rules that have counters.
+    rule_names: Mutex<HashSet<String>>,
     /// By basis, then denied or allowed.
     requests: Vec<[Answers; 2]>,
     unknown_tiers: Counter,
@@ -192,6 +201,7 @@ impl Metrics {
             registry,
             answers: answers.into(),
             rules,
+            rule_names: Mutex::default(),
             requests: judged.into(),
             unknown_tiers,
             unverified,
@@ -214,11 +224,25 @@ impl Metrics {
 
     /// The counters of a rule.
     pub(crate) fn of_rule(&self, rule: &str) -> RuleAnswers {
-        RuleAnswers(["enforced", "shadow", "candidate"].map(|role| {
-            ["false", "true"].map(|allowed| {
+        self.rule_names.lock().insert(rule.to_owned());
+        RuleAnswers(ROLES.map(|role| {
+            ALLOWED.map(|allowed| {
                 self.rules.get_or_create(&RuleLabels { rule: rule.to_owned(), role, allowed }).clone()
             })
         }))
+    }
+
+    /// Drops the counters of all other rules: they belong to policies that are no longer in force.
+    pub(crate) fn keep_rules<'r>(&self, rules: impl Iterator<Item = &'r str>) {
+        let kept: HashSet<&str> = rules.collect();
+        let mut names = self.rule_names.lock();
+        for gone in names.extract_if(|name| !kept.contains(name.as_str())) {
+            for role in ROLES {
+                for allowed in ALLOWED {
+                    self.rules.remove(&RuleLabels { rule: gone.clone(), role, allowed });
+                }
+            }
+        }
     }
 
     /// Counts one request that was judged by the policy.

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Serving;
+use crate::doors;
 use crate::metrics::SharedMetrics;
 
 /// A protocol behind a listener. Every request is answered: what goes wrong is an answer too.
@@ -135,7 +136,10 @@ async fn hold(
         progress.enter(Phase::Answering);
         let (door, progress, told) = (&door, &progress, &stopping.told);
         async move {
-            let mut response = door.answer(request, peer.ip()).await;
+            let mut response = match doors::host::refuse(&request) {
+                Some(refusal) => refusal,
+                None => door.answer(request, peer.ip()).await,
+            };
             if told.is_cancelled() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

@@ -14,9 +14,9 @@ use tollgate::AssignedTier;
 use tollgate::rules::KeyPart;
 
 use super::actuator::Actuator;
-use super::body;
 use super::problem::Problem;
 use super::rest::answer::json_response;
+use super::{body, json};
 use crate::config::{CheckedPolicy, ConfigErrors};
 use crate::identity::IdentityConfig;
 use crate::live::{LivePolicy, Loaded, NotChanged};
@@ -70,16 +70,16 @@ impl Admin {
             ("/admin/policy", Method::GET) => Ok(answered(&described(&self.policy.current()))),
             ("/admin/policy", Method::PUT) => {
                 let text = self.text(request).await?;
-                self.changed(self.policy.push(Some(&text)).await)
+                self.changed(self.policy.push(Some(text)).await)
             }
             ("/admin/policy", Method::DELETE) => self.changed(self.policy.push(None).await),
             ("/admin/policy", _) => Err(Problem::method("GET, PUT, DELETE")),
             ("/admin/policy/check", Method::POST) => {
                 let text = self.text(request).await?;
-                let checked = self.policy.check("policy", &text).map_err(|why| mistakes(&why))?;
+                let checked = self.policy.check(text).await.map_err(|why| mistakes(&why))?;
                 Ok(answered(&looked_over(&checked)))
             }
-            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload()),
+            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload().await),
             ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),
             (path, method) => {
                 match path.strip_prefix("/admin/tiers/").and_then(|rest| rest.split_once('/')) {
@@ -133,7 +133,7 @@ impl Admin {
             }
             Method::PUT => {
                 let body = body::read(request.into_body(), BODY_BYTES_MAX, self.body_timeout).await?;
-                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let body = json::parse(&body)?;
                 let tier = body["tier"].as_str().filter(|tier| known.number(tier).is_some());
                 let names = || known.tiers.join(", ");
                 let why =
@@ -173,7 +173,7 @@ pub(super) fn described(loaded: &Loaded) -> Value {
         "sinceEpochSeconds": since.as_secs(),
         "rules": policy.parts().rules.len(),
         "limits": policy.limits().len(),
-        "remarks": loaded.remarks,
+        "remarks": first_remarks(&loaded.remarks),
     })
 }
 
@@ -182,11 +182,18 @@ fn looked_over(checked: &CheckedPolicy) -> Value {
         "version": checked.version,
         "rules": checked.policy.parts().rules.len(),
         "limits": checked.policy.limits().len(),
-        "remarks": checked.remarks,
+        "remarks": first_remarks(&checked.remarks),
     })
 }
 
-/// Every mistake, with its place.
+/// Remarks in one answer. A policy of thousands of rules has thousands; `tollgate policy check` prints all of them.
+const REMARKS_MAX: usize = 100;
+
+fn first_remarks(remarks: &[String]) -> &[String] {
+    &remarks[..remarks.len().min(REMARKS_MAX)]
+}
+
+/// The mistakes, each with its place.
 fn mistakes(why: &ConfigErrors) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, format!("nothing was changed:\n{why}"))
 }

@@ -11,13 +11,16 @@ use futures_util::future::join_all;
 use http::{HeaderMap, Response};
 use http_body_util::Full;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tollgate::rules::Refusal;
 use tollgate::{Basis, PolicyOutcome, PolicyVerdict};
 
 pub(super) use self::answer::{explanation, verdict_response};
 pub(super) use self::ask::Asked;
+use super::pace::Pace;
 use super::problem::Problem;
-use super::rest::Rest;
+use super::rest::answer::json_response;
+use super::rest::{Rest, json_items};
 use crate::address::client;
 use crate::live::Loaded;
 
@@ -33,23 +36,32 @@ impl Rest {
         Ok(verdict_response(&policy, &verdict, asked.unverified))
     }
 
-    /// `POST /api/v1/check/batch`: independent checks, decided in order.
+    /// `POST /api/v1/check/batch`: independent checks, decided in order. A mistake in any of them is found before the first one is
+    /// decided.
     pub(super) async fn check_policy_batch(
         &self,
         peer: IpAddr,
         headers: &HeaderMap,
-        items: &[Value],
-    ) -> Result<Vec<Value>, Problem> {
-        let mut asked = Vec::with_capacity(items.len());
-        for (index, item) in items.iter().enumerate() {
-            asked.push(self.described_in(item).map_err(|problem| problem.in_item(index))?);
-        }
-        let policy = self.policy.current();
-        let checks = asked.iter().map(|asked| async {
-            let verdict = self.judge(&policy, peer, headers, asked).await?;
-            Ok(answer::body(&policy, &verdict, asked.unverified))
+        items: &[&RawValue],
+    ) -> Answer {
+        let pace = Pace::new();
+        let pace = &pace;
+        let answers = pace.keep(async {
+            let values = json_items(pace, items).await?;
+            let mut asked = Vec::with_capacity(values.len());
+            for (index, value) in values.iter().enumerate() {
+                pace.turn().await;
+                asked.push(self.described_in(value).map_err(|problem| problem.in_item(index))?);
+            }
+            let policy = self.policy.current();
+            let checks = asked.iter().map(|asked| async {
+                pace.turn().await;
+                let verdict = self.judge(&policy, peer, headers, asked).await?;
+                Ok(answer::body(&policy, &verdict, asked.unverified).to_string())
+            });
+            join_all(checks).await.into_iter().collect::<Result<Vec<_>, Problem>>()
         });
-        join_all(checks).await.into_iter().collect()
+        Ok(json_response(format!("[{}]", answers.await?.join(",")).into_bytes()))
     }
 
     /// `POST /api/v1/explain`: the same without taking anything, and why.
@@ -95,17 +107,23 @@ impl Rest {
         policy.count(&verdict);
         self.metrics.judged(&verdict, start.elapsed());
         tracing::debug!(
-            path = request.path,
+            path = without_query(request.path),
             method = request.method,
             allowed = verdict.is_admitted(),
             basis = verdict.basis().as_str(),
             "checked by the policy"
         );
         if let PolicyOutcome::Refused(Refusal::TooManyChecks) = verdict.outcome() {
-            tracing::warn!(path = request.path, "refused: more limits apply than can be checked together");
+            let path = without_query(request.path);
+            tracing::warn!(path, "refused: more limits apply than can be checked together");
         }
         Ok(verdict)
     }
+}
+
+/// A path as it is logged: queries hold what should not be in a log, such as tokens.
+fn without_query(path: &str) -> &str {
+    path.split(['?', '#']).next().unwrap_or_default()
 }
 
 type Answer = Result<Response<Full<Bytes>>, Problem>;

@@ -9,6 +9,9 @@ mod api_on_memory; // the REST API, field for field
 mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
+mod hostile; // requests and policies made to keep the service busy
+mod inputs; // requests that could be read in two ways
+mod logs; // what is in log lines, and what is not
 mod nodes; // many nodes on one store
 mod outages; // a store that is gone
 #[path = "policy.rs"]
@@ -18,6 +21,7 @@ mod policy_on_memory; // the policy: rules, keys, tiers, all limits together
 #[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
 mod policy_on_redis; // the same, with the state in a store
 mod reload; // policies that change while the service runs
+mod secrets; // settings that are secrets
 mod serving; // slow, idle, greedy and leaving clients
 
 mod server; // what the others share

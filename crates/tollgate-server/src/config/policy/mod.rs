@@ -98,6 +98,10 @@ fn without_nothing(value: serde_json::Value) -> serde_json::Value {
 const RULES_MAX: usize = 10_000;
 /// Bytes of a name of a rule, a tier, an endpoint.
 const NAME_BYTES_MAX: usize = 64;
+/// Keys of one rule, of which the first that a request has counts.
+const KEYS_MAX: usize = 16;
+/// Endpoints of one policy: every factor of a rule is looked up among them.
+const ENDPOINTS_MAX: usize = 1_000;
 /// What requests have that no rule applies to, unless the policy says otherwise.
 const DEFAULT_LIMIT: &str = "200/min";
 /// Reports a mistake: the field's path, and why.
@@ -120,6 +124,7 @@ pub(super) fn validate(
         settings: Vec::new(),
         remarks: Vec::new(),
         distinct: HashSet::new(),
+        limits_read: 0,
         tiers: Vec::new(),
         file,
         report,
@@ -143,6 +148,8 @@ struct Building<'a> {
     remarks: Vec<String>,
     /// The limits that were made, each once.
     distinct: HashSet<Limit>,
+    /// How many limits were read, with those that have mistakes.
+    limits_read: usize,
     /// By family, then by tier: where they are written, and the limits.
     tiers: Vec<Vec<(String, &'a Many<LimitItem>)>>,
 }
@@ -166,6 +173,10 @@ impl<'a> Building<'a> {
     }
 
     fn endpoints(&mut self) {
+        if self.file.endpoints.len() > ENDPOINTS_MAX {
+            self.wrong("endpoints", format!("at most {ENDPOINTS_MAX} endpoints"));
+            return;
+        }
         for (name, fields) in &self.file.endpoints {
             let field = format!("endpoints.{name}");
             self.check_name(&field, "an endpoint", name);
@@ -227,8 +238,11 @@ impl<'a> Building<'a> {
 
     fn rule(&mut self, at: &str, fields: &RuleFields) -> Rule {
         let matching = self.matching(&format!("{at}.match"), &fields.r#match);
-        let key =
-            keys(&fields.key.0, &matching, &self.context.identity.order, &format!("{at}.key"), self.report);
+        if fields.key.0.len() > KEYS_MAX {
+            self.wrong(&format!("{at}.key"), format!("at most {KEYS_MAX} keys"));
+        }
+        let texts = &fields.key.0[..fields.key.0.len().min(KEYS_MAX)];
+        let key = keys(texts, &matching, &self.context.identity.order, &format!("{at}.key"), self.report);
         if fields.key.0.is_empty() && !fields.unlimited {
             self.wrong(&format!("{at}.key"), "what does it count by? For example `key: [ip]`");
         }
