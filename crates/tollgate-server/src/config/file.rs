@@ -89,7 +89,7 @@ impl Default for Admin {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Memory {
-    /// Keys kept at the same time, at most 48 bytes each. Beyond it, keys that have used the least of their limit go first.
+    /// Keys kept at the same time, at most 48 bytes each: up to 1,000,000,000. Beyond it, keys that have used the least of their limit go first.
     pub max_keys: u64,
 }
 
@@ -268,7 +268,7 @@ pub(super) enum ConsistencyName {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Api {
     pub defaults: Defaults,
-    /// A file with one token a line. Beyond loopback, callers that show one (`Authorization: Bearer ...`) may name keys.
+    /// A file with one token a line; lines that begin with # are comments. Beyond loopback, callers that show one (`Authorization: Bearer ...`) may name keys.
     pub token_file: Option<PathBuf>,
     /// Networks whose callers need no token.
     pub trusted_callers: Vec<NetworkText>,
@@ -368,7 +368,7 @@ impl Default for Server {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
-    /// error, warn, info, debug (every decision) or trace.
+    /// error, warn (or warning), info, debug (every decision), trace, off, or a filter such as tollgate_server=debug.
     pub level: String,
     pub format: LogFormat,
 }

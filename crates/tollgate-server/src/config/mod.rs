@@ -264,7 +264,10 @@ fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec
             errors.push(error);
         }
     };
-    let checked = policy::validate(&file, version, context, &mut report);
+    let mut checked = policy::validate(&file, version, context, &mut report);
+    if errors.is_empty() {
+        checked.written = policy::written(&file);
+    }
     (checked, errors)
 }
 

@@ -15,7 +15,7 @@ const CONNECTIONS_MAX: usize = 64;
 
 pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Store {
     if !(1..=KEYS_MAX).contains(&file.memory.max_keys) {
-        report("memory.max_keys", format!("between 1 and {KEYS_MAX}"));
+        report("memory.max_keys", format!("at least 1, at most {KEYS_MAX}"));
     }
     let memory = MemoryConfig { max_keys: usize::try_from(file.memory.max_keys).unwrap_or(usize::MAX) };
     let redis = &file.redis;

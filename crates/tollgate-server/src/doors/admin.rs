@@ -55,7 +55,7 @@ impl Admin {
     pub(super) async fn route(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path();
         if !path.starts_with("/admin/") {
-            return self.actuator.route(request.method(), path, request.headers());
+            return self.actuator.route(request.method(), path, request.headers()).await;
         }
         self.change(request).await.unwrap_or_else(Problem::into_response)
     }

@@ -118,8 +118,8 @@ fn variables_that_are_no_utf8_get_a_clear_message() {
 #[test]
 fn settings_that_cannot_be_get_a_clear_message() {
     for (yaml, mistake) in [
-        ("memory: { max_keys: 18446744073709551615 }", "memory.max_keys: between 1 and 1000000000"),
-        ("memory: { max_keys: 0 }", "memory.max_keys: between 1 and 1000000000"),
+        ("memory: { max_keys: 18446744073709551615 }", "memory.max_keys: at least 1, at most 1000000000"),
+        ("memory: { max_keys: 0 }", "memory.max_keys: at least 1, at most 1000000000"),
         ("store: redis://h?db=3", "store: has a ?, which only redis+unix:///PATH?db=NUMBER takes"),
         ("log: { level: verbose }", "log.level: accepted: error, warn, info"),
         ("log: { level: tollgate_server=loud }", "log.level: accepted: error, warn, info"),

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tollgate::rules::{
     ALL_KEYS, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule, RuleLimits,
@@ -36,14 +37,14 @@ pub struct CheckedPolicy {
     pub settings: Vec<LimitSettings>,
     /// What there is to know beyond what was written.
     pub remarks: Vec<String>,
-    /// What was written, without what only repeats a default.
-    pub written: serde_json::Value,
+    /// What was written, without what only repeats a default; nothing where there are mistakes.
+    pub written: Value,
 }
 
 impl CheckedPolicy {
     /// One without rules: every address has the default limit.
     pub(super) fn empty(context: &PolicyContext) -> Self {
-        let version = version(&serde_json::Value::Null);
+        let version = version(&Value::Null);
         validate(&PolicyFile::default(), version, context, &mut |_, _| ())
     }
 }
@@ -70,14 +71,18 @@ impl Default for PolicyContext {
 }
 
 /// A short name for what was written.
-pub(super) fn version(value: &serde_json::Value) -> String {
+pub(super) fn version(value: &Value) -> String {
     let digest = Sha256::digest(value.to_string());
     digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What was written, without what only repeats a default.
+pub(super) fn written(file: &PolicyFile) -> Value {
+    serde_json::to_value(file).map(without_nothing).unwrap_or_default()
+}
+
 /// A value without fields that say nothing.
-fn without_nothing(value: serde_json::Value) -> serde_json::Value {
-    use serde_json::Value;
+fn without_nothing(value: Value) -> Value {
     let says_nothing = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(items) => items.is_empty(),
@@ -135,8 +140,7 @@ pub(super) fn validate(
     building.rules();
     building.default_rule();
     let Building { parts, settings, remarks, .. } = building;
-    let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
-    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, written }
+    CheckedPolicy { version, policy: Policy::new(parts), settings, remarks, written: Value::Null }
 }
 
 struct Building<'a> {
