@@ -109,10 +109,14 @@ impl LivePolicy {
         self.own.lock().file.clone()
     }
 
-    /// Looks a policy over without putting it in force.
-    pub(crate) async fn check(self: &Arc<Self>, text: String) -> Result<CheckedPolicy, ConfigErrors> {
+    /// Looks a policy over without putting it in force, and sums it up.
+    pub(crate) async fn check<T: Send + 'static>(
+        self: &Arc<Self>,
+        text: String,
+        sum_up: fn(&CheckedPolicy) -> T,
+    ) -> Result<T, ConfigErrors> {
         let _turn = self.changing.lock().await;
-        self.off_workers(move |live| live.read("policy", &text)).await
+        self.off_workers(move |live| live.read("policy", &text).map(|checked| sum_up(&checked))).await
     }
 
     /// Reads the policy's file again. A file with mistakes changes nothing.

@@ -182,7 +182,7 @@ fn mistake(mut path: Vec<String>, why: &str) -> (Vec<String>, String) {
 fn may_hold_secret(path: &[String]) -> bool {
     match path {
         [only] => matches!(only.as_str(), "store" | "redis"),
-        [.., field] => ["password", "secret", "token", "salt"].iter().any(|word| field.contains(word)),
+        [.., field] => ["password", "secret", "token_file", "salt"].iter().any(|word| field.contains(word)),
         [] => false,
     }
 }

@@ -76,8 +76,8 @@ impl Admin {
             ("/admin/policy", _) => Err(Problem::method("GET, PUT, DELETE")),
             ("/admin/policy/check", Method::POST) => {
                 let text = self.text(request).await?;
-                let checked = self.policy.check(text).await.map_err(|why| mistakes(&why))?;
-                Ok(answered(&looked_over(&checked)))
+                let summary = self.policy.check(text, looked_over).await;
+                Ok(answered(&summary.map_err(|why| mistakes(&why))?))
             }
             ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload().await),
             ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),

@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http::{HeaderMap, Response};
 use http_body_util::Full;
 use serde_json::Value;
@@ -54,12 +53,13 @@ impl Rest {
                 asked.push(self.described_in(value).map_err(|problem| problem.in_item(index))?);
             }
             let policy = self.policy.current();
-            let checks = asked.iter().map(|asked| async {
+            let checks = asked.iter().map(|asked| self.judge(&policy, peer, headers, asked));
+            let mut answers = Vec::with_capacity(asked.len());
+            for (verdict, asked) in pace.all(checks).await.into_iter().zip(&asked) {
                 pace.turn().await;
-                let verdict = self.judge(&policy, peer, headers, asked).await?;
-                Ok(answer::body(&policy, &verdict, asked.unverified).to_string())
-            });
-            join_all(checks).await.into_iter().collect::<Result<Vec<_>, Problem>>()
+                answers.push(answer::body(&policy, &verdict?, asked.unverified).to_string());
+            }
+            Ok::<_, Problem>(answers)
         });
         Ok(json_response(format!("[{}]", answers.await?.join(",")).into_bytes()))
     }

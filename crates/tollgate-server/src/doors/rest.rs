@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
@@ -154,7 +153,6 @@ impl Rest {
             for (key, ask) in keys.iter().zip(&asked) {
                 let limiter = self.limiter(ask)?;
                 checks.push(async move {
-                    pace.turn().await;
                     let verdict = self.decide(limiter, key, ask.ask()).await;
                     let answer = CheckAnswer::new(key, limiter, &verdict);
                     // Texts and numbers: this does not fail.
@@ -162,7 +160,7 @@ impl Rest {
                 });
             }
             // All at once: a store is asked about different keys together, and about the same one in this order.
-            Ok::<_, Problem>(join_all(checks).await)
+            Ok::<_, Problem>(pace.all(checks.into_iter()).await)
         });
         Ok(json_response(format!("[{}]", answers.await?.join(",")).into_bytes()))
     }
