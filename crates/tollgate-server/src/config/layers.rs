@@ -83,7 +83,7 @@ impl Layers {
         }
     }
 
-    /// What was written, all layers together.
+    /// What was written, all layers together, without what had mistakes when it was read.
     pub(super) fn value(&self) -> &Value {
         &self.value
     }
@@ -102,25 +102,24 @@ impl Layers {
     }
 
     /// The fields, and the mistakes in them: what is wrong is noted, taken out, and the rest is read again.
-    pub(super) fn read<T: DeserializeOwned + Default>(&self) -> (T, Vec<ConfigError>, Removed) {
+    pub(super) fn read<T: DeserializeOwned + Default>(&mut self) -> (T, Vec<ConfigError>, Removed) {
         let mut errors = self.errors.clone();
         let mut removed = Removed::default();
-        let nothing = Value::Object(Map::new());
-        let written = if self.value.is_null() { &nothing } else { &self.value };
-        // Most files have no mistake, and need no copy.
-        let mut rest: Option<Value> = None;
-        for _ in 0..(VALUES_READ_MAX / count(written)).clamp(1, MISTAKES_MAX) {
+        if self.value.is_null() {
+            self.value = Value::Object(Map::new());
+        }
+        for _ in 0..(VALUES_READ_MAX / count(&self.value)).clamp(1, MISTAKES_MAX) {
             if errors.len() >= MISTAKES_MAX {
                 break;
             }
-            let error = match serde_path_to_error::deserialize::<_, T>(rest.as_ref().unwrap_or(written)) {
+            let error = match serde_path_to_error::deserialize::<_, T>(&self.value) {
                 Ok(file) => return (file, errors, removed),
                 Err(error) => error,
             };
             let path: Vec<String> = error.path().iter().filter_map(segment).collect();
             let (path, why) = mistake(path, &error.inner().to_string());
             errors.push(self.error_at(&removed.written(&path), why));
-            if !removed.remove(rest.get_or_insert_with(|| written.clone()), &path) {
+            if !removed.remove(&mut self.value, &path) {
                 break;
             }
         }

@@ -206,7 +206,7 @@ fn policy_of(
             PolicyConfig { file: Some(path), checked }
         }
         value => {
-            let (checked, mistakes) = check_policy(&layers.part("policy", value.clone()), context);
+            let (checked, mistakes) = check_policy(&mut layers.part("policy", value.clone()), context);
             errors.extend(mistakes);
             PolicyConfig { file: None, checked }
         }
@@ -238,8 +238,9 @@ pub fn load_policy(path: &Path, context: &PolicyContext) -> Result<CheckedPolicy
 pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<CheckedPolicy, ConfigErrors> {
     let mut layers = Layers::default();
     layers.file(name, text);
-    let (checked, mut errors) = check_policy(&layers, context);
-    if errors.is_empty() && layers.says_nothing() {
+    let says_nothing = layers.says_nothing();
+    let (checked, mut errors) = check_policy(&mut layers, context);
+    if errors.is_empty() && says_nothing {
         // A file that is just being written, a pipe that broke: the rules of the policy in force must not vanish for that.
         let why = "is empty; `rules: []` says that there are none";
         errors.push(ConfigError::new(name, Some(Position::START), &[], why));
@@ -247,9 +248,10 @@ pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<Ch
     if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors::new(errors)) }
 }
 
-fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec<ConfigError>) {
+fn check_policy(layers: &mut Layers, context: &PolicyContext) -> (CheckedPolicy, Vec<ConfigError>) {
     let (file, mut errors, removed) = layers.read();
     let version = policy::version(layers.value());
+    let layers = &*layers;
     let unread: Vec<_> = errors.iter().map(|error| error.field.clone()).collect();
     let mut report = |field: &str, why: String| {
         if errors.len() >= MISTAKES_MAX {

@@ -118,7 +118,7 @@ fn honest_batch() -> String {
 }
 
 #[test]
-fn no_batch_of_1_mib_takes_longer_than_an_honest_one() {
+fn no_batch_of_1_mib_takes_much_longer_than_an_honest_one() {
     let server = Server::start();
     let honest = honest_batch();
     assert!(honest.len() < MIB, "{}", honest.len());
@@ -156,7 +156,7 @@ fn no_batch_of_1_mib_takes_longer_than_an_honest_one() {
             );
             let took = shortest(|| drop(send(server.address, "POST", target, &body)));
             println!("{what}: {took:?}, an honest batch {baseline:?}");
-            assert!(took < 4 * baseline, "{what} took {took:?}, an honest batch {baseline:?}");
+            assert!(took < 10 * baseline, "{what} took {took:?}, an honest batch {baseline:?}");
         }
     }
 }
@@ -166,15 +166,18 @@ fn health_is_answered_while_a_batch_is_decided() {
     // Every check goes by 30 rules, so that a batch takes many turns.
     let rules = joined(30, |rule| format!("{{ name: r{rule}, key: [user], limit: 1000000/s }}"));
     let server = Server::with(&format!("policy:\n  rules: [{rules}]\n"));
-    let body = honest_batch();
-    let share = |_| {
-        let (waited, took, answer) = longest_wait(&server, || send(server.address, "POST", BATCH, &body));
+    let (honest, worst) = (honest_batch(), batch_of(&headers(128)));
+    let share = |number: usize| {
+        let body = if number.is_multiple_of(2) { &honest } else { &worst };
+        let (waited, took, answer) = longest_wait(&server, || send(server.address, "POST", BATCH, body));
         assert_eq!(answer.status, 200);
         println!("a batch: health waited {waited:?} of {took:?}");
         waited.as_secs_f64() / took.as_secs_f64()
     };
-    let least = (0..MEASURED).map(share).fold(f64::MAX, f64::min);
-    assert!(least < 0.5, "health waited for {:.0}% of a batch", least * 100.0);
+    for first in [0, 1] {
+        let least = (0..MEASURED).map(|it| share(2 * it + first)).fold(f64::MAX, f64::min);
+        assert!(least < 0.5, "health waited for {:.0}% of a batch", least * 100.0);
+    }
 }
 
 /// Policies that cost as much as possible to read.
@@ -277,7 +280,7 @@ fn reading_a_policy_takes_a_small_multiple_of_its_size() {
         let grown = node.peak_bytes() - before;
         println!("{what}: {} KiB of policy, {} KiB of memory", policy.len() / 1024, grown / 1024);
         // The policy itself is held by the socket, as a body and as a text.
-        assert!(grown < 40 * MIB, "{what}: {} bytes of policy took {grown} bytes", policy.len());
+        assert!(grown < 32 * MIB, "{what}: {} bytes of policy took {grown} bytes", policy.len());
         let mistakes = answer.json()["detail"].as_str().unwrap().lines().count() - 1;
         assert!((1..=100).contains(&mistakes), "{what}: {mistakes} mistakes");
         assert!(answer.body.len() < 128 * 1024, "{what}: an answer of {} bytes", answer.body.len());
