@@ -105,14 +105,13 @@ impl Layers {
     pub(super) fn read<T: DeserializeOwned + Default>(&mut self) -> (T, Vec<ConfigError>, Removed) {
         let mut errors = self.errors.clone();
         let mut removed = Removed::default();
-        if self.value.is_null() {
-            self.value = Value::Object(Map::new());
-        }
+        let nothing = Value::Object(Map::new());
         for _ in 0..(VALUES_READ_MAX / count(&self.value)).clamp(1, MISTAKES_MAX) {
             if errors.len() >= MISTAKES_MAX {
                 break;
             }
-            let error = match serde_path_to_error::deserialize::<_, T>(&self.value) {
+            let written = if self.value.is_null() { &nothing } else { &self.value };
+            let error = match serde_path_to_error::deserialize::<_, T>(written) {
                 Ok(file) => return (file, errors, removed),
                 Err(error) => error,
             };
