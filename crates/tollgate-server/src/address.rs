@@ -8,10 +8,8 @@ use ipnet::IpNet;
 
 use crate::config::{AddressHeader, ClientAddress};
 
-/// Hops of a header that are looked at. No honest path is longer.
+/// Hops of a header that are looked at, from the right. No honest path is longer; what stands farther left is the client's own.
 const HOPS_MAX: usize = 32;
-/// Bytes of all lines of the header. Beyond, it is an attack, and the peer counts.
-const HEADER_BYTES_MAX: usize = 4_096;
 
 /// A client: an IPv4 address, or the prefix of an IPv6 address, of which one client can have very many.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,18 +68,12 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
         AddressHeader::XRealIp => "x-real-ip",
         AddressHeader::Forwarded => "forwarded",
     };
-    let mut hops: Vec<&str> = Vec::new();
-    let mut bytes = 0;
-    for line in headers.get_all(name) {
-        bytes += line.len();
-        let Ok(line) = line.to_str() else { return peer };
-        hops.extend(split_outside_quotes(line, ','));
-        if bytes > HEADER_BYTES_MAX || hops.len() > HOPS_MAX {
-            return peer;
-        }
-    }
     let mut last_good = peer;
-    for hop in hops.into_iter().rev() {
+    // A byte that is no ASCII makes one hop unreadable, not the whole header.
+    let lines: Vec<_> =
+        headers.get_all(name).iter().map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
+    let hops = lines.iter().rev().flat_map(|line| rsplit_outside_quotes(line, ','));
+    for hop in hops.take(HOPS_MAX) {
         let address = match header {
             AddressHeader::XForwardedFor | AddressHeader::XRealIp => parse_hop(hop),
             AddressHeader::Forwarded => forwarded_for(hop).and_then(parse_hop),
@@ -97,15 +89,16 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
 
 /// The value of `for=` in an element of `Forwarded`.
 fn forwarded_for(element: &str) -> Option<&str> {
-    split_outside_quotes(element, ';').find_map(|pair| {
+    rsplit_outside_quotes(element, ';').find_map(|pair| {
         let (name, value) = pair.trim().split_once('=')?;
         name.eq_ignore_ascii_case("for").then_some(value)
     })
 }
 
-fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+/// Splits from the right, so that a quote which a client leaves open garbles only what the client has written.
+fn rsplit_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let mut quoted = false;
-    text.split(move |c| {
+    text.rsplit(move |c| {
         quoted ^= c == '"';
         c == separator && !quoted
     })
@@ -215,10 +208,30 @@ mod tests {
     }
 
     #[test]
-    fn attacks_by_length_end_at_the_peer() {
-        let long: &'static str = Box::leak(vec!["6.6.6.6"; 600].join(",").into_boxed_str());
-        assert_eq!(forwarded_for("10.0.0.1", &[long]), "10.0.0.1");
-        let many: &'static str = Box::leak(vec!["1.1.1.1"; 33].join(",").into_boxed_str());
-        assert_eq!(forwarded_for("10.0.0.1", &[many]), "10.0.0.1");
+    fn of_many_hops_the_rightmost_32_are_read() {
+        let leak = |hops: Vec<&str>| -> &'static str { Box::leak(hops.join(",").into_boxed_str()) };
+        let mut hops = vec!["6.6.6.6"; 1_000];
+        hops.push("198.51.100.1");
+        assert_eq!(forwarded_for("10.0.0.1", &[leak(hops)]), "198.51.100.1");
+        let mut hops = vec!["6.6.6.6"];
+        hops.extend(["10.0.0.2"; 31]);
+        assert_eq!(forwarded_for("10.0.0.1", &[leak(hops.clone())]), "6.6.6.6", "the 32nd from the right");
+        hops.push("10.0.0.2");
+        assert_eq!(forwarded_for("10.0.0.1", &[leak(hops)]), "10.0.0.2", "the 33rd is not read");
+    }
+
+    #[test]
+    fn what_a_client_writes_on_the_left_does_not_hide_what_the_proxy_has_added() {
+        assert_eq!(forwarded_for("10.0.0.1", &["\", 198.51.100.1"]), "198.51.100.1");
+        let read = |lines: &[&'static str]| found(AddressHeader::Forwarded, "forwarded", "10.0.0.1", lines);
+        assert_eq!(read(&["for=\"_, for=198.51.100.1"]), "198.51.100.1");
+        assert_eq!(read(&["for=\"_", "for=198.51.100.1"]), "198.51.100.1");
+        let bytes = [&b"\xff\xfe"[..], b"198.51.100.1"].map(|line| {
+            let value = HeaderValue::from_bytes(line).expect("a header");
+            (HeaderName::from_static("x-forwarded-for"), value)
+        });
+        let peer = "10.0.0.1".parse().expect("an address");
+        let client = client(&config(AddressHeader::XForwardedFor), peer, &HeaderMap::from_iter(bytes));
+        assert_eq!(client.to_string(), "198.51.100.1");
     }
 }

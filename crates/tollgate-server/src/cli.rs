@@ -125,7 +125,7 @@ fn print(text: &str) -> Result<ExitCode> {
 impl Serve {
     fn run(self) -> Result<ExitCode> {
         let file = config::named_file(self.config.clone());
-        let config = config::load(file.as_deref(), std::env::vars(), self.flags())?;
+        let config = config::load(file.as_deref(), config::environment()?.into_iter(), self.flags())?;
         runtime()?.block_on(serve(config))
     }
 

@@ -6,6 +6,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 mod doors;
+mod escape;
 mod identity;
 mod import;
 mod live;

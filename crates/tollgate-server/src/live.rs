@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
-use tollgate::rules::{Descriptors, KeyPart};
+use tollgate::rules::{Descriptors, KeyPart, Rule};
 use tollgate::{
     ASSIGNED_MAX, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
     TooManyLimits,
@@ -24,8 +24,8 @@ pub(crate) struct LivePolicy {
     /// The policy that this node was started with, and its file.
     own: Mutex<PolicyConfig>,
     context: PolicyContext,
-    /// Changes come one after another.
-    changing: Mutex<Known>,
+    /// Changes come one after another. A policy is read with the lock held, so that the memory for reading is taken once.
+    changing: tokio::sync::Mutex<Known>,
     assigned: RwLock<HashMap<(String, String), Arc<str>>>,
     /// How many are assigned, to be read without the lock.
     assigned_count: AtomicU64,
@@ -92,7 +92,7 @@ impl LivePolicy {
             current: ArcSwap::from_pointee(loaded),
             own: Mutex::new(own),
             context,
-            changing: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
             assigned: RwLock::default(),
             assigned_count: AtomicU64::new(0),
             control,
@@ -109,29 +109,57 @@ impl LivePolicy {
         self.own.lock().file.clone()
     }
 
-    /// Looks a policy over without putting it in force.
-    pub(crate) fn check(&self, name: &str, text: &str) -> Result<CheckedPolicy, ConfigErrors> {
-        read_policy(name, text, &self.context)
+    /// Looks a policy over without putting it in force, and sums it up.
+    pub(crate) async fn check<T: Send + 'static>(
+        self: &Arc<Self>,
+        text: String,
+        sum_up: fn(&CheckedPolicy) -> T,
+    ) -> Result<T, ConfigErrors> {
+        let _turn = self.changing.lock().await;
+        self.off_workers(move |live| live.read("policy", &text).map(|checked| sum_up(&checked))).await
     }
 
     /// Reads the policy's file again. A file with mistakes changes nothing.
-    pub(crate) fn reload(&self) -> Result<Arc<Loaded>, NotChanged> {
-        let before = self.current();
-        let known = self.changing.lock();
-        let outcome = self.read_again(&known);
-        drop(known);
-        if !outcome.as_ref().is_ok_and(|loaded| Arc::ptr_eq(loaded, &before)) {
-            self.say(&outcome);
-        }
-        outcome
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<Arc<Loaded>, NotChanged> {
+        let known = self.changing.lock().await;
+        let is_pushed = known.is_pushed;
+        self.off_workers(move |live| {
+            let before = live.current();
+            let outcome = live.read_again(is_pushed);
+            if !outcome.as_ref().is_ok_and(|loaded| Arc::ptr_eq(loaded, &before)) {
+                live.say(&outcome);
+            }
+            outcome
+        })
+        .await
     }
 
-    fn read_again(&self, known: &Known) -> Result<Arc<Loaded>, NotChanged> {
+    /// Runs work that takes milliseconds or more, such as reading a large policy, where no request waits for the thread.
+    async fn off_workers<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let live = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || work(&live)).await {
+            Ok(done) => done,
+            Err(why) => match why.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down, and this task with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    fn read(&self, name: &str, text: &str) -> Result<CheckedPolicy, ConfigErrors> {
+        read_policy(name, text, &self.context)
+    }
+
+    fn read_again(&self, is_pushed: bool) -> Result<Arc<Loaded>, NotChanged> {
         let mut own = self.own.lock();
         if let Some(path) = own.file.clone() {
             own.checked = load_policy(&path, &self.context)?;
         }
-        if known.is_pushed {
+        if is_pushed {
             return Err(NotChanged::Pushed);
         }
         let current = self.current();
@@ -143,35 +171,50 @@ impl LivePolicy {
 
     /// Puts a policy in force on all nodes that share the store, or on this one if there is no store. None: the one that was pushed is
     /// withdrawn, and each node goes by its own again.
-    pub(crate) async fn push(&self, text: Option<&str>) -> Result<Arc<Loaded>, NotChanged> {
-        let checked = text.map(|text| self.check("policy", text)).transpose()?;
-        if let Some(checked) = &checked {
-            // Whatever can be wrong with it is found before any other node hears of it.
-            self.current().limiter.followed_by(checked.policy.clone(), &checked.settings)?;
-        }
-        let number = match &self.control {
-            Some(control) => control.push_policy(text).await?,
+    pub(crate) async fn push(self: &Arc<Self>, text: Option<String>) -> Result<Arc<Loaded>, NotChanged> {
+        let mut known = self.changing.lock().await;
+        let (text, checked) = self
+            .off_workers(move |live| {
+                let checked = text.as_deref().map(|text| live.read("policy", text)).transpose()?;
+                if let Some(checked) = &checked {
+                    // Whatever can be wrong with it is found before any other node hears of it.
+                    live.current().limiter.followed_by(checked.policy.clone(), &checked.settings)?;
+                }
+                Ok::<_, NotChanged>((text, checked))
+            })
+            .await?;
+        known.policy_number = match &self.control {
+            Some(control) => control.push_policy(text.as_deref()).await?,
             None => 0,
         };
-        let mut known = self.changing.lock();
-        known.policy_number = number;
-        let outcome = self.put_pushed(&mut known, checked.as_ref());
-        drop(known);
-        self.say(&outcome);
+        self.put_pushed(&mut known, Ok(checked)).await
+    }
+
+    /// Puts a policy in force that was pushed, or this node's own if that was withdrawn.
+    async fn put_pushed(
+        self: &Arc<Self>,
+        known: &mut Known,
+        checked: Result<Option<CheckedPolicy>, NotChanged>,
+    ) -> Result<Arc<Loaded>, NotChanged> {
+        let is_pushed = match &checked {
+            Ok(checked) => checked.is_some(),
+            Err(_) => known.is_pushed,
+        };
+        let outcome = self
+            .off_workers(move |live| {
+                let outcome = checked.and_then(|checked| match checked {
+                    Some(checked) => live.replace(&checked, "admin API".to_owned()),
+                    None => live.back_to_own(),
+                });
+                live.say(&outcome);
+                outcome
+            })
+            .await;
+        known.is_pushed = is_pushed && (outcome.is_ok() || known.is_pushed);
         outcome
     }
 
-    fn put_pushed(
-        &self,
-        known: &mut Known,
-        checked: Option<&CheckedPolicy>,
-    ) -> Result<Arc<Loaded>, NotChanged> {
-        if let Some(checked) = checked {
-            let loaded = self.replace(checked, "admin API".to_owned())?;
-            known.is_pushed = true;
-            return Ok(loaded);
-        }
-        known.is_pushed = false;
+    fn back_to_own(&self) -> Result<Arc<Loaded>, NotChanged> {
         let mut own = self.own.lock();
         if let Some(path) = own.file.clone() {
             match load_policy(&path, &self.context) {
@@ -184,18 +227,10 @@ impl LivePolicy {
     }
 
     /// What the store tells of other nodes' changes.
-    pub(crate) async fn hear(&self) {
+    pub(crate) async fn hear(self: &Arc<Self>) {
         let Some(control) = &self.control else { return };
-        let (policy_number, tiers_number) = {
-            let known = self.changing.lock();
-            (known.policy_number, known.tiers_number)
-        };
-        let Some(news) = control.news(policy_number, tiers_number).await else { return };
-        let mut known = self.changing.lock();
-        // Somebody was quicker, and may know better.
-        if (known.policy_number, known.tiers_number) != (policy_number, tiers_number) {
-            return;
-        }
+        let mut known = self.changing.lock().await;
+        let Some(news) = control.news(known.policy_number, known.tiers_number).await else { return };
         self.hear_tiers(&mut known, &news);
         let Some(text) = news.policy else { return };
         known.policy_number = news.policy_number;
@@ -204,11 +239,13 @@ impl LivePolicy {
         }
         let checked = match text.is_empty() {
             true => Ok(None),
-            false => self.check("policy in the store", &text).map(Some).map_err(NotChanged::from),
+            false => {
+                let read = self.off_workers(move |live| live.read("policy in the store", &text)).await;
+                read.map(Some).map_err(NotChanged::from)
+            }
         };
-        let outcome = checked.and_then(|checked| self.put_pushed(&mut known, checked.as_ref()));
-        drop(known);
-        self.say(&outcome);
+        // The outcome is logged and counted, and no caller waits for it.
+        let _ = self.put_pushed(&mut known, checked).await;
     }
 
     fn hear_tiers(&self, known: &mut Known, news: &News) {
@@ -231,7 +268,7 @@ impl LivePolicy {
     }
 
     /// Assigns a tier, or takes it away, on all nodes that share the store.
-    pub(crate) async fn assign(&self, tier: AssignedTier) -> Result<bool, StoreError> {
+    pub(crate) async fn assign(self: &Arc<Self>, tier: AssignedTier) -> Result<bool, StoreError> {
         if let Some(control) = &self.control {
             // This node hears of it as all others do: in the order of the store.
             let taken = control.assign_tier(&tier).await?.is_some();
@@ -242,7 +279,7 @@ impl LivePolicy {
         if is_new && !tier.tier.is_empty() && self.assigned.read().len() as u64 >= ASSIGNED_MAX {
             return Ok(false);
         }
-        let mut known = self.changing.lock();
+        let mut known = self.changing.lock().await;
         let number = known.tiers_number + 1;
         let news = News { tiers_number: number, tiers: vec![tier], ..News::default() };
         self.hear_tiers(&mut known, &news);
@@ -281,6 +318,7 @@ impl LivePolicy {
         let limiter = self.current().limiter.followed_by(checked.policy.clone(), &checked.settings)?;
         let loaded = Arc::new(Loaded::new(limiter, &self.metrics, checked, origin));
         self.current.store(Arc::clone(&loaded));
+        self.metrics.keep_rules(rules_of(checked).map(|rule| &*rule.name));
         Ok(loaded)
     }
 
@@ -299,15 +337,19 @@ impl LivePolicy {
     }
 }
 
+/// The rules of a policy, the default rule last.
+fn rules_of(checked: &CheckedPolicy) -> impl Iterator<Item = &Rule> {
+    let parts = checked.policy.parts();
+    parts.rules.iter().chain(&parts.default)
+}
+
 fn origin(own: &PolicyConfig) -> String {
     own.file.as_ref().map_or_else(|| "configuration".to_owned(), |path| path.display().to_string())
 }
 
 impl Loaded {
     fn new(limiter: PolicyLimiter, metrics: &SharedMetrics, checked: &CheckedPolicy, origin: String) -> Self {
-        let parts = checked.policy.parts();
-        let answers =
-            parts.rules.iter().chain(&parts.default).map(|rule| metrics.of_rule(&rule.name)).collect();
+        let answers = rules_of(checked).map(|rule| metrics.of_rule(&rule.name)).collect();
         metrics.policy_in_force(&checked.version);
         Self {
             version: checked.version.clone(),

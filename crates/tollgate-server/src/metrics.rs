@@ -1,9 +1,11 @@
 //! What the service counts, in the words of Prometheus. No key is ever a label.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -32,6 +34,11 @@ struct RuleLabels {
     role: &'static str,
     allowed: &'static str,
 }
+
+/// Roles of a limit, in the order of [`RuleAnswers`].
+const ROLES: [&str; 3] = ["enforced", "shadow", "candidate"];
+/// Denied and allowed, in the order of [`RuleAnswers`].
+const ALLOWED: [&str; 2] = ["false", "true"];
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct SkippedLabels {
@@ -107,6 +114,8 @@ pub(crate) struct Metrics {
     skipped: Family<SkippedLabels, Counter>,
     unmatched: Counter,
     uncounted: Counter,
+    /// The rules that have counters.
+    rule_names: Mutex<HashSet<String>>,
     /// By basis, then denied or allowed.
     requests: Vec<[Answers; 2]>,
     unknown_tiers: Counter,
@@ -242,6 +251,7 @@ impl Metrics {
             skipped,
             unmatched,
             uncounted,
+            rule_names: Mutex::default(),
             requests: judged.into(),
             unknown_tiers,
             unverified,
@@ -267,13 +277,28 @@ impl Metrics {
 
     /// The counters of a rule.
     pub(crate) fn of_rule(&self, rule: &str) -> RuleAnswers {
-        let checks = ["enforced", "shadow", "candidate"].map(|role| {
-            ["false", "true"].map(|allowed| {
+        self.rule_names.lock().insert(rule.to_owned());
+        let checks = ROLES.map(|role| {
+            ALLOWED.map(|allowed| {
                 self.rules.get_or_create(&RuleLabels { rule: rule.to_owned(), role, allowed }).clone()
             })
         });
         let skipped = self.skipped.get_or_create(&SkippedLabels { rule: rule.to_owned() }).clone();
         RuleAnswers { checks, skipped }
+    }
+
+    /// Drops the counters of all other rules: they belong to policies that are no longer in force.
+    pub(crate) fn keep_rules<'r>(&self, rules: impl Iterator<Item = &'r str>) {
+        let kept: HashSet<&str> = rules.collect();
+        let mut names = self.rule_names.lock();
+        for gone in names.extract_if(|name| !kept.contains(name.as_str())) {
+            for role in ROLES {
+                for allowed in ALLOWED {
+                    self.rules.remove(&RuleLabels { rule: gone.clone(), role, allowed });
+                }
+            }
+            self.skipped.remove(&SkippedLabels { rule: gone });
+        }
     }
 
     /// Counts one request that was judged by the policy.

@@ -77,10 +77,10 @@ pub(crate) async fn keep_up(policy: Arc<LivePolicy>, mut hangups: Signal, stop: 
             () = stop.cancelled() => return,
             _ = hangups.recv() => {
                 watch = Watch::new(mark());
-                let _ = policy.reload();
+                let _ = policy.reload().await;
             }
             // The outcome is logged and counted, and nobody waits for it.
-            _ = looks.tick(), if file.is_some() => if watch.look(mark()) { let _ = policy.reload(); },
+            _ = looks.tick(), if file.is_some() => if watch.look(mark()) { let _ = policy.reload().await; },
             _ = news.tick() => policy.hear().await,
         }
     }

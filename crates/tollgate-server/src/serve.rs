@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use self::table::{Phase, Seat, Seated, Table};
 use crate::address::{canonical, network};
 use crate::config::Serving;
+use crate::doors;
 use crate::metrics::SharedMetrics;
 
 /// A protocol behind a listener. Every request is answered: what goes wrong is an answer too.
@@ -155,7 +156,10 @@ async fn hold(
         progress.enter(Phase::Answering);
         let (door, told) = (&door, &stopping.told);
         async move {
-            let mut response = door.answer(request, peer.ip()).await;
+            let mut response = match doors::host::refuse(&request) {
+                Some(refusal) => refusal,
+                None => door.answer(request, peer.ip()).await,
+            };
             if told.is_cancelled() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

@@ -1,5 +1,6 @@
 //! `tollgate check`: ask a running server, for scripts and for people.
 
+use std::env::VarError;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -85,8 +86,10 @@ impl Check {
         let path = format!("{}/api/v1/rate-limit/check", base.path().trim_end_matches('/'));
         let mut request =
             Request::post(path).header(HOST, authority.as_str()).header(CONTENT_TYPE, "application/json");
-        if let Ok(token) = std::env::var("TOLLGATE_TOKEN") {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        match std::env::var("TOLLGATE_TOKEN") {
+            Ok(token) => request = request.header(AUTHORIZATION, format!("Bearer {token}")),
+            Err(VarError::NotPresent) => {}
+            Err(VarError::NotUnicode(_)) => bail!("TOLLGATE_TOKEN: the value is not UTF-8"),
         }
         let request = request.body(Full::<Bytes>::from(Value::Object(body).to_string()))?;
 

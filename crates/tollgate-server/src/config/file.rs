@@ -90,7 +90,7 @@ pub(super) struct Admin {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Memory {
-    /// Keys kept at the same time, at most 48 bytes each. Beyond it, keys that have used the least of their limit go first.
+    /// Keys kept at the same time, at most 48 bytes each: up to 1,000,000,000. Beyond it, keys that have used the least of their limit go first.
     pub max_keys: u64,
 }
 
@@ -269,8 +269,8 @@ pub(super) enum ConsistencyName {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Api {
     pub defaults: Defaults,
-    /// A file with one token a line. Callers that show one (`Authorization: Bearer ...`) may name keys. Without it, so may all callers of
-    /// a loopback address.
+    /// A file with one token a line; lines that begin with # are comments. Callers that show one (`Authorization: Bearer ...`) may
+    /// name keys. Without it, so may all callers of a loopback address.
     pub token_file: Option<PathBuf>,
     /// Networks whose callers need no token.
     pub trusted_callers: Vec<NetworkText>,
@@ -377,7 +377,7 @@ impl Default for Server {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
-    /// error, warn, info, debug (every decision) or trace.
+    /// error, warn (or warning), info, debug (every decision), trace, off, or a filter such as tollgate_server=debug.
     pub level: String,
     pub format: LogFormat,
 }

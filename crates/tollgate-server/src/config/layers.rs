@@ -1,21 +1,24 @@
 //! The layers of a configuration, and which of them each value came from.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 
 use super::ConfigError;
+use super::accepted::Accepted;
 use super::file::schema;
-use super::tree::{Position, Tree, parse};
+use super::mistakes::MISTAKES_MAX;
+use super::tree::{Parsed, Places, Position, parse};
 
 /// What was written, layer over layer.
 #[derive(Default)]
 pub(super) struct Layers {
     value: Value,
     file_name: String,
-    tree: Tree,
+    places: Arc<Places>,
     /// Where the value stands in the file, if it is a part of it.
     prefix: Vec<String>,
     /// Fields that were set outside the file, and by what.
@@ -23,31 +26,23 @@ pub(super) struct Layers {
     errors: Vec<ConfigError>,
 }
 
-/// Mistakes in one run. Nobody reads more, and each costs a reading of the whole.
-const ERRORS_MAX: usize = 100;
+/// Values that are read, all readings together, to find further mistakes: each mistake costs a reading of the whole. A large file is
+/// read for some hundreds of milliseconds at most.
+const VALUES_READ_MAX: usize = 1_000_000;
 
 impl Layers {
     /// The file's layer.
     pub(super) fn file(&mut self, name: &str, text: &str) {
-        let (tree, mistakes) = parse(text);
+        let Parsed { value, places, mistakes } = parse(text);
         name.clone_into(&mut self.file_name);
-        self.value = tree.value.clone();
-        self.tree = tree;
+        self.value = value;
+        self.places = Arc::new(places);
         for (position, why) in mistakes {
-            self.errors.push(ConfigError {
-                place: name.to_owned(),
-                position: Some(position),
-                field: String::new(),
-                why,
-            });
+            self.errors.push(ConfigError::new(name, Some(position), &[], &why));
         }
         if !matches!(self.value, Value::Null | Value::Object(_)) {
-            self.errors.push(ConfigError {
-                place: name.to_owned(),
-                position: Some(Position { line: 1, column: 1 }),
-                field: String::new(),
-                why: "expected fields, such as `listen: 127.0.0.1:8080`".into(),
-            });
+            let why = "expected fields, such as `listen: 127.0.0.1:8080`";
+            self.errors.push(ConfigError::new(name, Some(Position::START), &[], why));
             self.value = Value::Null;
         }
     }
@@ -70,9 +65,7 @@ impl Layers {
     /// Sets a field, as `by`.
     pub(super) fn set(&mut self, field: &str, by: &str, text: &str) {
         let path: Vec<String> = field.split('.').map(str::to_owned).collect();
-        // A value is read as the file would read it, so that lists and numbers can be set too.
-        let (tree, mistakes) = parse(text);
-        let value = if mistakes.is_empty() { tree.value } else { Value::String(text.to_owned()) };
+        let value = Accepted::at(&schema(), &path).read(text);
         self.set_by.insert(path.clone(), by.to_owned());
         insert(&mut self.value, &path, value);
     }
@@ -83,14 +76,14 @@ impl Layers {
         Self {
             value,
             file_name: self.file_name.clone(),
-            tree: self.tree.clone(),
+            places: Arc::clone(&self.places),
             prefix,
             set_by: self.set_by.clone(),
             errors: Vec::new(),
         }
     }
 
-    /// What was written, all layers together.
+    /// What was written, all layers together, without what had mistakes when it was read.
     pub(super) fn value(&self) -> &Value {
         &self.value
     }
@@ -108,36 +101,24 @@ impl Layers {
         self.set_by.contains_key(&[field.to_owned()][..])
     }
 
-    /// The fields, and every mistake in them: what is wrong is noted, taken out, and the rest is read again.
-    pub(super) fn read<T: DeserializeOwned + Default>(&self) -> (T, Vec<ConfigError>, Removed) {
+    /// The fields, and the mistakes in them: what is wrong is noted, taken out, and the rest is read again.
+    pub(super) fn read<T: DeserializeOwned + Default>(&mut self) -> (T, Vec<ConfigError>, Removed) {
         let mut errors = self.errors.clone();
-        let mut value = match &self.value {
-            Value::Null => Value::Object(Map::new()),
-            value => value.clone(),
-        };
         let mut removed = Removed::default();
-        while errors.len() < ERRORS_MAX {
-            let error = match serde_path_to_error::deserialize::<_, T>(&value) {
+        let nothing = Value::Object(Map::new());
+        for _ in 0..(VALUES_READ_MAX / count(&self.value)).clamp(1, MISTAKES_MAX) {
+            if errors.len() >= MISTAKES_MAX {
+                break;
+            }
+            let written = if self.value.is_null() { &nothing } else { &self.value };
+            let error = match serde_path_to_error::deserialize::<_, T>(written) {
                 Ok(file) => return (file, errors, removed),
                 Err(error) => error,
             };
             let path: Vec<String> = error.path().iter().filter_map(segment).collect();
-            let why = ["u64", "usize", "u32", "u8"].iter().fold(error.inner().to_string(), |why, number| {
-                why.replace(&format!("expected {number}"), "expected a whole number")
-            });
-            let (path, why) = match unknown_field(&why) {
-                // The path may end before the name that is unknown.
-                Some((name, expected)) => {
-                    let mut path = path;
-                    if path.last() != Some(&name) {
-                        path.push(name);
-                    }
-                    (path, format!("no such field; accepted here: {expected}"))
-                }
-                None => (path, why),
-            };
+            let (path, why) = mistake(path, &error.inner().to_string());
             errors.push(self.error_at(&removed.written(&path), why));
-            if !removed.remove(&mut value, &path) {
+            if !removed.remove(&mut self.value, &path) {
                 break;
             }
         }
@@ -152,18 +133,55 @@ impl Layers {
 
     fn error_at(&self, path: &[String], why: String) -> ConfigError {
         let path = [&self.prefix, path].concat();
-        let field = path.join(".");
         // Where the field was set, or the nearest field around it.
         for length in (0..=path.len()).rev() {
-            let path = &path[..length];
-            if let Some(by) = self.set_by.get(path) {
-                return ConfigError { place: by.clone(), position: None, field, why };
+            let part = &path[..length];
+            if let Some(by) = self.set_by.get(part) {
+                return ConfigError::new(by, None, &path, &why);
             }
-            if let Some(position) = self.tree.names.get(path).or_else(|| self.tree.values.get(path)) {
-                return ConfigError { place: self.file_name.clone(), position: Some(*position), field, why };
+            if let Some(position) = self.places.find(part).filter(|_| !self.file_name.is_empty()) {
+                return ConfigError::new(&self.file_name, Some(position), &path, &why);
             }
         }
-        ConfigError { place: self.file_name.clone(), position: None, field, why }
+        ConfigError::new(&self.file_name, None, &path, &why)
+    }
+}
+
+/// How many values there are, those within others included.
+fn count(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count).sum(),
+        Value::Object(fields) => fields.values().map(count).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
+
+/// Where a mistake is and what is wrong, from what serde says of it.
+fn mistake(mut path: Vec<String>, why: &str) -> (Vec<String>, String) {
+    if let Some((name, expected)) = unknown_field(why) {
+        // The path may end before the name that is unknown.
+        if path.last() != Some(&name) {
+            path.push(name);
+        }
+        return (path, format!("no such field; accepted here: {expected}"));
+    }
+    if may_hold_secret(&path) {
+        // What serde says would repeat the value.
+        let why = "has the wrong type (the value is not shown: it may be a secret); write texts in quotes";
+        return (path, why.to_owned());
+    }
+    let why = ["u64", "usize", "u32", "u16", "u8"].iter().fold(why.to_owned(), |why, number| {
+        why.replace(&format!("expected {number}"), "expected a whole number")
+    });
+    (path, why)
+}
+
+/// Whether a field's value may be a secret, or contain one.
+fn may_hold_secret(path: &[String]) -> bool {
+    match path {
+        [only] => matches!(only.as_str(), "store" | "redis"),
+        [.., field] => ["password", "secret", "token_file", "salt"].iter().any(|word| field.contains(word)),
+        [] => false,
     }
 }
 

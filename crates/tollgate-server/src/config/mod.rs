@@ -3,13 +3,17 @@
 //! Layers, each over the one before: defaults, the file, `TOLLGATE_*`, flags. Every mistake of a run is reported at once,
 //! each with the place it was made in.
 
+mod accepted;
 mod admin_tokens;
+mod environment;
 mod file;
 mod guard;
 mod identity;
 mod layers;
 mod limits;
+mod log;
 mod log_limit;
+mod mistakes;
 mod policy;
 mod store;
 mod text;
@@ -26,12 +30,16 @@ use sha2::{Digest, Sha256};
 use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 
 pub use self::admin_tokens::AdminToken;
+pub use self::environment::environment;
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
 use self::layers::Layers;
 use self::log_limit::LOG_LIMIT_CEILING;
+use self::mistakes::MISTAKES_MAX;
+pub use self::mistakes::{ConfigError, ConfigErrors};
 pub use self::policy::{CheckedPolicy, PolicyContext, diff, figures};
 use self::text::NetworkText;
+use self::tree::Parsed;
 pub use self::tree::Position;
 use crate::identity::IdentityConfig;
 
@@ -68,7 +76,7 @@ pub struct Config {
     pub server: Serving,
     /// The largest limit that a log may have.
     pub log_limit_max: u64,
-    /// `error` to `trace`, or a filter such as `tollgate_server=debug`.
+    /// Directives of a log filter, such as `info,tollgate_server=debug`.
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
@@ -164,45 +172,6 @@ pub struct Serving {
     pub drain_timeout: Duration,
 }
 
-/// Mistakes, each with its place.
-#[derive(Debug)]
-pub struct ConfigErrors(pub Vec<ConfigError>);
-
-/// One mistake.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ConfigError {
-    /// `tollgate.yaml`, `TOLLGATE_LISTEN`, `--listen`.
-    pub place: String,
-    /// Where in the file.
-    pub position: Option<Position>,
-    /// `memory.max_keys`; empty for the whole file.
-    pub field: String,
-    /// What is wrong, and what is accepted.
-    pub why: String,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.place)?;
-        if let Some(Position { line, column }) = self.position {
-            write!(f, ":{line}:{column}")?;
-        }
-        if !self.field.is_empty() {
-            write!(f, ": {}", self.field)?;
-        }
-        write!(f, ": {}", self.why)
-    }
-}
-
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<_> = self.0.iter().map(ConfigError::to_string).collect();
-        f.write_str(&lines.join("\n"))
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
-
 /// What is set on the command line, as `(field, flag, value)`.
 pub type Flags = Vec<(&'static str, &'static str, String)>;
 
@@ -231,18 +200,13 @@ pub fn load(
     let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
     mistakes.into_iter().for_each(|(field, why)| report(&field, why));
     let config = validate(&file, policy, identity, &mut report);
-    errors.sort_by_key(|error| error.position);
-    if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
+    if errors.is_empty() { Ok(config) } else { Err(ConfigErrors::new(errors)) }
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigErrors> {
     std::fs::read_to_string(path).map_err(|why| {
-        ConfigErrors(vec![ConfigError {
-            place: path.display().to_string(),
-            position: None,
-            field: String::new(),
-            why: format!("cannot be read: {why}"),
-        }])
+        let why = format!("cannot be read: {why}");
+        ConfigErrors(vec![ConfigError::new(&path.display().to_string(), None, &[], &why)])
     })
 }
 
@@ -266,7 +230,7 @@ fn policy_of(
         }
         serde_json::Value::Null => PolicyConfig { file: None, checked: CheckedPolicy::empty(context) },
         value => {
-            let (checked, mistakes) = check_policy(&layers.part("policy", value.clone()), context);
+            let (checked, mistakes) = check_policy(&mut layers.part("policy", value.clone()), context);
             errors.extend(mistakes);
             PolicyConfig { file: None, checked }
         }
@@ -275,17 +239,12 @@ fn policy_of(
 
 /// Reads any YAML.
 pub fn read_yaml(name: &str, text: &str) -> Result<serde_json::Value, ConfigErrors> {
-    let (tree, mistakes) = tree::parse(text);
-    let error = |(position, why)| ConfigError {
-        place: name.to_owned(),
-        position: Some(position),
-        field: String::new(),
-        why,
-    };
+    let Parsed { value, mistakes, .. } = tree::parse(text);
+    let error = |(position, why): tree::Mistake| ConfigError::new(name, Some(position), &[], &why);
     if mistakes.is_empty() {
-        Ok(tree.value)
+        Ok(value)
     } else {
-        Err(ConfigErrors(mistakes.into_iter().map(error).collect()))
+        Err(ConfigErrors::new(mistakes.into_iter().map(error).collect()))
     }
 }
 
@@ -303,25 +262,25 @@ pub fn load_policy(path: &Path, context: &PolicyContext) -> Result<CheckedPolicy
 pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<CheckedPolicy, ConfigErrors> {
     let mut layers = Layers::default();
     layers.file(name, text);
-    let (checked, mut errors) = check_policy(&layers, context);
-    if errors.is_empty() && layers.says_nothing() {
+    let says_nothing = layers.says_nothing();
+    let (checked, mut errors) = check_policy(&mut layers, context);
+    if errors.is_empty() && says_nothing {
         // A file that is just being written, a pipe that broke: the rules of the policy in force must not vanish for that.
-        errors.push(ConfigError {
-            place: name.to_owned(),
-            position: Some(Position { line: 1, column: 1 }),
-            field: String::new(),
-            why: "is empty; `rules: []` says that there are none".to_owned(),
-        });
+        let why = "is empty; `rules: []` says that there are none";
+        errors.push(ConfigError::new(name, Some(Position::START), &[], why));
     }
-    errors.sort_by_key(|error| error.position);
-    if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors(errors)) }
+    if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors::new(errors)) }
 }
 
-fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec<ConfigError>) {
+fn check_policy(layers: &mut Layers, context: &PolicyContext) -> (CheckedPolicy, Vec<ConfigError>) {
     let (file, mut errors, removed) = layers.read();
     let version = policy::version(layers.value());
+    let layers = &*layers;
     let unread: Vec<_> = errors.iter().map(|error| error.field.clone()).collect();
     let mut report = |field: &str, why: String| {
+        if errors.len() >= MISTAKES_MAX {
+            return;
+        }
         let error = layers.error(field, &removed, why);
         // What is wrong within it was taken out, and is what there is to mend.
         let is_around =
@@ -331,7 +290,10 @@ fn check_policy(layers: &Layers, context: &PolicyContext) -> (CheckedPolicy, Vec
             errors.push(error);
         }
     };
-    let checked = policy::validate(&file, version, context, &mut report);
+    let mut checked = policy::validate(&file, version, context, &mut report);
+    if errors.is_empty() {
+        checked.written = policy::written(&file);
+    }
     (checked, errors)
 }
 
@@ -400,12 +362,7 @@ fn validate(
     if ![503, 429].contains(&file.api.closed_status) {
         report("api.closed_status", "503 or 429".to_owned());
     }
-    if file.log.level.parse::<tracing_subscriber::EnvFilter>().is_err() {
-        report(
-            "log.level",
-            "accepted: error, warn, info, debug, trace, or a filter such as tollgate_server=debug".to_owned(),
-        );
-    }
+    let log_level = log::validate(&file.log.level, report);
     let token_digests = match &file.api.token_file {
         Some(path) => read_tokens(path).unwrap_or_else(|why| {
             report("api.token_file", why);
@@ -448,7 +405,7 @@ fn validate(
             drain_timeout: file.server.drain_timeout.0,
         },
         log_limit_max: file.sliding_window.max_limit,
-        log_level: file.log.level.clone(),
+        log_level,
         log_format: file.log.format,
     }
 }
@@ -486,22 +443,29 @@ fn check_network(net: &IpNet, mut report: impl FnMut(String)) {
 /// Shorter tokens could be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
 
-/// One token a line; of each only its digest is kept.
+/// One token a line; of each only its digest is kept. Lines that begin with # are comments.
 fn read_tokens(path: &Path) -> Result<Vec<[u8; 32]>, String> {
     let text =
         std::fs::read_to_string(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
-    let tokens: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if let Some(line) = tokens.iter().position(|token| token.len() < TOKEN_CHARS_MIN) {
+    let lines = text.lines().map(str::trim).enumerate();
+    let tokens: Vec<_> = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).collect();
+    if tokens.is_empty() {
+        return Err(format!("{} holds no token; expected one a line", path.display()));
+    }
+    if let Some((line, _)) = tokens.iter().find(|(_, token)| token.len() < TOKEN_CHARS_MIN) {
         return Err(format!(
-            "token {} of {} has fewer than {TOKEN_CHARS_MIN} characters",
+            "line {} of {}: the token has fewer than {TOKEN_CHARS_MIN} characters",
             line + 1,
             path.display()
         ));
     }
-    Ok(tokens.into_iter().map(|token| Sha256::digest(token).into()).collect())
+    Ok(tokens.into_iter().map(|(_, token)| Sha256::digest(token).into()).collect())
 }
+
+/// The variable that names the file.
+const CONFIG_VARIABLE: &str = "TOLLGATE_CONFIG";
 
 /// The file that is named on the command line or in the environment; none is read unless named.
 pub fn named_file(flag: Option<PathBuf>) -> Option<PathBuf> {
-    flag.or_else(|| std::env::var_os("TOLLGATE_CONFIG").map(PathBuf::from))
+    flag.or_else(|| std::env::var_os(CONFIG_VARIABLE).map(PathBuf::from))
 }

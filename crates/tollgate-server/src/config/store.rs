@@ -8,12 +8,14 @@ use tollgate::{LogStorage, MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, Tl
 use super::file::{ConfigFile, SlidingLog};
 use super::{Store, guard};
 
+/// Keys in memory: 48 GB, more than one node of a rate limiter should lose when it restarts.
+const KEYS_MAX: u64 = 1_000_000_000;
 /// Connections to one server: more than the cores of any machine keep busy.
 const CONNECTIONS_MAX: usize = 64;
 
 pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) -> Store {
-    if file.memory.max_keys == 0 {
-        report("memory.max_keys", "at least 1".to_owned());
+    if !(1..=KEYS_MAX).contains(&file.memory.max_keys) {
+        report("memory.max_keys", format!("at least 1, at most {KEYS_MAX}"));
     }
     let memory = MemoryConfig { max_keys: usize::try_from(file.memory.max_keys).unwrap_or(usize::MAX) };
     let redis = &file.redis;

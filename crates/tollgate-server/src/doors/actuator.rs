@@ -53,35 +53,40 @@ impl Actuator {
     }
 
     /// The answer to a path below `/actuator/`.
-    pub(super) fn route(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Full<Bytes>> {
-        let respond: fn(&Self, &HeaderMap) -> Response<Full<Bytes>> = match path {
-            "/actuator/health" => Self::health,
-            "/actuator/info" => Self::info,
-            "/actuator/prometheus" => Self::prometheus,
+    pub(super) async fn route(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Response<Full<Bytes>> {
+        let is_read = matches!(*method, Method::GET | Method::HEAD);
+        match path {
+            "/actuator/health" if is_read => self.health(),
+            "/actuator/info" if is_read => self.info(),
+            "/actuator/prometheus" if is_read => self.prometheus(headers).await,
+            "/actuator/health" | "/actuator/info" | "/actuator/prometheus" => {
+                Problem::method("GET, HEAD").into_response()
+            }
             _ => {
                 if let Some(health) = self.bare_health(method, path) {
                     return health;
                 }
                 let detail = "no such path; there are /actuator/health, /actuator/health/liveness, /actuator/health/readiness, \
                      /actuator/info and /actuator/prometheus";
-                return Problem::new(StatusCode::NOT_FOUND, detail).into_response();
+                Problem::new(StatusCode::NOT_FOUND, detail).into_response()
             }
-        };
-        match *method {
-            Method::GET | Method::HEAD => respond(self, headers),
-            _ => Problem::method("GET, HEAD").into_response(),
         }
     }
 
     /// Health with details. The node answers by its contract, whether or not the store does; it is down only when it is about to stop.
-    fn health(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
+    fn health(&self) -> Response<Full<Bytes>> {
         let is_in_service = !self.stop.is_cancelled();
         let mut health = status(is_in_service);
         health["store"] = self.store();
         health_response(is_in_service, &health)
     }
 
-    fn info(&self, _: &HeaderMap) -> Response<Full<Bytes>> {
+    fn info(&self) -> Response<Full<Bytes>> {
         let info = json!({
             "app": { "name": "tollgate", "version": env!("CARGO_PKG_VERSION") },
             "store": self.store(),
@@ -110,19 +115,26 @@ impl Actuator {
         store
     }
 
-    fn prometheus(&self, headers: &HeaderMap) -> Response<Full<Bytes>> {
-        let Ok(metrics) = self.metrics.encode() else {
-            return Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written")
-                .into_response();
-        };
+    async fn prometheus(&self, headers: &HeaderMap) -> Response<Full<Bytes>> {
         let accepts = |kind: &str| {
             headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|it| it.contains(kind)))
         };
-        if accepts("application/openmetrics-text") {
-            text("application/openmetrics-text; version=1.0.0; charset=utf-8", metrics)
-        } else {
-            text("text/plain; version=0.0.4; charset=utf-8", without_openmetrics(&metrics))
-        }
+        let is_openmetrics = accepts("application/openmetrics-text");
+        let metrics = Arc::clone(&self.metrics);
+        // The series of thousands of rules are megabytes: no request waits while they are written.
+        let written = tokio::task::spawn_blocking(move || {
+            let written = metrics.encode()?;
+            Ok::<_, std::fmt::Error>(if is_openmetrics { written } else { without_openmetrics(&written) })
+        });
+        let Ok(Ok(written)) = written.await else {
+            return Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written")
+                .into_response();
+        };
+        let kind = match is_openmetrics {
+            true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            false => "text/plain; version=0.0.4; charset=utf-8",
+        };
+        text(kind, written)
     }
 }
 

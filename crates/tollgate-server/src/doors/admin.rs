@@ -15,6 +15,7 @@ use tollgate::rules::KeyPart;
 
 use super::actuator::Actuator;
 use super::body::{self, BodyMemory};
+use super::json;
 use super::problem::Problem;
 use super::rest::answer::json_response;
 use crate::access::AdminAccess;
@@ -65,7 +66,7 @@ impl AdminDoor {
             loopback.check(&request)?;
         }
         if !Admin::is_admin(request.uri().path()) {
-            return Ok(self.admin.show(&request));
+            return Ok(self.admin.show(&request).await);
         }
         let name = self.access.admit(request.headers())?;
         self.admin.change(request, name).await
@@ -84,8 +85,8 @@ impl Admin {
     }
 
     /// The pages that only show something.
-    pub(super) fn show<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
-        self.actuator.route(request.method(), request.uri().path(), request.headers())
+    pub(super) async fn show<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        self.actuator.route(request.method(), request.uri().path(), request.headers()).await
     }
 
     /// A path below `/admin/`, for a caller who may use it. `name` is the caller's in the audit log.
@@ -109,16 +110,16 @@ impl Admin {
             ("/admin/policy", Method::GET) => Ok(answered(&described(&self.policy.current()))),
             ("/admin/policy", Method::PUT) => {
                 let text = self.text(request).await?;
-                self.changed(self.policy.push(Some(&text)).await)
+                self.changed(self.policy.push(Some(text)).await)
             }
             ("/admin/policy", Method::DELETE) => self.changed(self.policy.push(None).await),
             ("/admin/policy", _) => Err(Problem::method("GET, PUT, DELETE")),
             ("/admin/policy/check", Method::POST) => {
                 let text = self.text(request).await?;
-                let checked = self.policy.check("policy", &text).map_err(|why| mistakes(&why))?;
-                Ok(answered(&looked_over(&checked)))
+                let summary = self.policy.check(text, looked_over).await;
+                Ok(answered(&summary.map_err(|why| mistakes(&why))?))
             }
-            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload()),
+            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload().await),
             ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),
             (path, method) => {
                 match path.strip_prefix("/admin/tiers/").and_then(|rest| rest.split_once('/')) {
@@ -174,7 +175,7 @@ impl Admin {
             Method::PUT => {
                 let (body, memory) = (request.into_body(), &self.body_memory);
                 let body = body::read(body, BODY_BYTES_MAX, self.body_timeout, memory).await?;
-                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let body = json::parse(&body)?;
                 let tier = body["tier"].as_str().filter(|tier| known.number(tier).is_some());
                 let names = || known.tiers.join(", ");
                 let why =
@@ -214,7 +215,7 @@ pub(super) fn described(loaded: &Loaded) -> Value {
         "sinceEpochSeconds": since.as_secs(),
         "rules": policy.parts().rules.len(),
         "limits": policy.limits().len(),
-        "remarks": loaded.remarks,
+        "remarks": first_remarks(&loaded.remarks),
     })
 }
 
@@ -223,11 +224,18 @@ fn looked_over(checked: &CheckedPolicy) -> Value {
         "version": checked.version,
         "rules": checked.policy.parts().rules.len(),
         "limits": checked.policy.limits().len(),
-        "remarks": checked.remarks,
+        "remarks": first_remarks(&checked.remarks),
     })
 }
 
-/// Every mistake, with its place.
+/// Remarks in one answer. A policy of thousands of rules has thousands; `tollgate policy check` prints all of them.
+const REMARKS_MAX: usize = 100;
+
+fn first_remarks(remarks: &[String]) -> &[String] {
+    &remarks[..remarks.len().min(REMARKS_MAX)]
+}
+
+/// The mistakes, each with its place.
 fn mistakes(why: &ConfigErrors) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, format!("nothing was changed:\n{why}"))
 }

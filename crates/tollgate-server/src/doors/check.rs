@@ -7,17 +7,19 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http::{HeaderMap, Response};
 use http_body_util::Full;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tollgate::rules::{Refusal, Selection};
 use tollgate::{Basis, PolicyOutcome, PolicyVerdict};
 
 pub(super) use self::answer::{explanation, verdict_response};
 pub(super) use self::ask::{Asked, NotVerified};
+use super::pace::Pace;
 use super::problem::Problem;
-use super::rest::Rest;
+use super::rest::answer::json_response;
+use super::rest::{Rest, json_items};
 use crate::address::is_from_proxy;
 use crate::live::Loaded;
 
@@ -34,27 +36,43 @@ impl Rest {
         Ok(verdict_response(&policy, &verdict, asked.not_verified))
     }
 
-    /// `POST /api/v1/check/batch`: independent checks, decided in order.
+    /// `POST /api/v1/check/batch`: independent checks, decided in order. A mistake in any of them is found before the first one is
+    /// decided.
     pub(super) async fn check_policy_batch(
         &self,
         peer: IpAddr,
         headers: &HeaderMap,
-        items: &[Value],
-    ) -> Result<Vec<Value>, Problem> {
-        let policy = self.policy.current();
-        let mut asked = Vec::with_capacity(items.len());
-        // A mistake in any item is found before the first one is decided.
-        for (index, item) in items.iter().enumerate() {
-            let in_item = |problem: Problem| problem.in_item(index);
-            let item = self.described_in(peer, headers, item).map_err(in_item)?;
-            let selection = self.select(&policy, &item).map_err(in_item)?;
-            asked.push((item, selection));
-        }
-        let checks = asked.iter_mut().map(|(asked, selection)| async {
-            let verdict = self.judge(&policy, asked, std::mem::take(selection)).await;
-            answer::body(&policy, &verdict, asked.not_verified)
+        items: &[&RawValue],
+    ) -> Answer {
+        let pace = Pace::new();
+        let pace = &pace;
+        let answers = pace.keep(async {
+            let values = json_items(pace, items).await?;
+            let policy = self.policy.current();
+            let (mut asked, mut selections) =
+                (Vec::with_capacity(values.len()), Vec::with_capacity(values.len()));
+            for (index, value) in values.iter().enumerate() {
+                pace.turn().await;
+                let in_item = |problem: Problem| problem.in_item(index);
+                let item = self.described_in(peer, headers, value).map_err(in_item)?;
+                selections.push(self.select(&policy, &item).map_err(in_item)?);
+                asked.push(item);
+            }
+            let checks = asked.iter().zip(selections);
+            let checks = checks.map(|(asked, selection)| self.judge(&policy, asked, selection));
+            let mut answers = vec![b'['];
+            for (index, verdict) in pace.all(checks).await.into_iter().enumerate() {
+                pace.turn().await;
+                let answer = answer::body(&policy, &verdict, asked[index].not_verified);
+                if index > 0 {
+                    answers.push(b',');
+                }
+                answers.extend_from_slice(answer.to_string().as_bytes());
+            }
+            answers.push(b']');
+            Ok::<_, Problem>(answers)
         });
-        Ok(join_all(checks).await)
+        Ok(json_response(answers.await?))
     }
 
     /// `POST /api/v1/explain`: the same without taking anything, and why.
@@ -112,17 +130,23 @@ impl Rest {
         policy.count(&verdict);
         self.metrics.judged(&verdict, start.elapsed());
         tracing::debug!(
-            path = request.path,
+            path = without_query(request.path),
             method = request.method,
             allowed = verdict.is_admitted(),
             basis = verdict.basis().as_str(),
             "checked by the policy"
         );
         if let PolicyOutcome::Refused(Refusal::TooManyChecks) = verdict.outcome() {
-            tracing::warn!(path = request.path, "refused: more limits apply than can be checked together");
+            let path = without_query(request.path);
+            tracing::warn!(path, "refused: more limits apply than can be checked together");
         }
         verdict
     }
+}
+
+/// A path as it is logged: queries hold what should not be in a log, such as tokens.
+fn without_query(path: &str) -> &str {
+    path.split(['?', '#']).next().unwrap_or_default()
 }
 
 type Answer = Result<Response<Full<Bytes>>, Problem>;

@@ -225,7 +225,8 @@ fn schemas() -> Value {
 fn policy_schemas() -> Value {
     let natural = json!({ "type": "integer", "minimum": 0 });
     let algorithm = json!({ "$ref": "#/components/schemas/Algorithm" });
-    let texts = json!({ "type": "object", "additionalProperties": { "type": "string" } });
+    let texts =
+        json!({ "type": "object", "maxProperties": 128, "additionalProperties": { "type": "string" } });
     let limit = json!({
                     "type": "object", "additionalProperties": false,
                     "required": ["rule", "key", "algorithm", "allowed", "cost", "limit", "remaining", "resetAfterSeconds",

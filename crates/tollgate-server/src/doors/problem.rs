@@ -95,11 +95,11 @@ impl Problem {
     /// The same problem of one item of a batch.
     pub(super) fn in_item(self, index: usize) -> Self {
         let prefix = format!("checks[{index}]");
-        let parameter = match &self.parameter {
-            Some(name) => format!("{prefix}.{name}"),
-            None => prefix.clone(),
+        let (parameter, detail) = match &self.parameter {
+            Some(name) => (format!("{prefix}.{name}"), format!("{prefix}.{}", self.detail)),
+            None => (prefix.clone(), format!("{prefix}: {}", self.detail)),
         };
-        Self { detail: format!("{prefix}.{}", self.detail), parameter: Some(parameter), ..self }
+        Self { detail, parameter: Some(parameter), ..self }
     }
 
     pub(super) fn into_response(self) -> Response<Full<Bytes>> {

@@ -8,20 +8,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tollgate::{AlgorithmName, Ask, Basis, Clock, Limiter, Verdict};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
-use self::ask::{Asked, batch_items, from_json, from_query};
+use self::ask::{Asked, from_json, from_query};
 use super::admin::Admin;
 use super::body::{self, BodyMemory, Buffered};
-use super::openapi;
+use super::pace::Pace;
 use super::problem::Problem;
+use super::{json, openapi};
 use crate::access::{Access, LOCAL_ADMIN, Refused};
 use crate::address::client;
 use crate::config::ClientAddress;
@@ -89,16 +90,15 @@ impl Rest {
             ("/api/v1/rate-limit/reset", _) => Err(Problem::method("DELETE")),
             ("/api/v1/check", &Method::POST) => {
                 let (head, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
-                self.check_policy(peer, &head.headers, &body).await
+                self.check_policy(peer, &head.headers, &json::parse(&body)?).await
             }
             ("/api/v1/check/batch", &Method::POST) => {
                 let (head, body) = self.described(request, peer, BATCH_BYTES_MAX).await?;
-                let answers = self.check_policy_batch(peer, &head.headers, &batch_items(body)?).await?;
-                Ok(json_response(Value::Array(answers).to_string().into_bytes()))
+                self.check_policy_batch(peer, &head.headers, &json::batch(&body)?).await
             }
             ("/api/v1/explain", &Method::POST) => {
                 let (head, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
-                let explained = self.explain_policy(peer, &head.headers, &body).await?;
+                let explained = self.explain_policy(peer, &head.headers, &json::parse(&body)?).await?;
                 Ok(json_response(explained.to_string().into_bytes()))
             }
             ("/api/v1/check" | "/api/v1/check/batch" | "/api/v1/explain", _) => Err(Problem::method("POST")),
@@ -127,7 +127,7 @@ impl Rest {
         }
         match Admin::is_admin(request.uri().path()) {
             true => self.admin.change(request, LOCAL_ADMIN).await,
-            false => Ok(self.admin.show(&request)),
+            false => Ok(self.admin.show(&request).await),
         }
     }
 
@@ -144,21 +144,21 @@ impl Rest {
     async fn check_post(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
         let (head, body) = request.into_parts();
         let body = self.read(body, BODY_BYTES_MAX).await?;
-        let body = serde_json::from_slice(&body).map_err(|why| broken_json(&why))?;
+        let body = json::parse(&body)?;
         self.check(&Request::from_parts(head, ()), peer, from_json(&body)?).await
     }
 
-    /// The JSON that describes a request, by a caller who may say who somebody else is.
+    /// The body that describes a request, by a caller who may say who somebody else is.
     async fn described(
         &self,
         request: Request<Incoming>,
         peer: IpAddr,
         most: usize,
-    ) -> Result<(Parts, Value), Problem> {
+    ) -> Result<(Parts, Buffered<'_>), Problem> {
         self.authorize(&request, peer)?;
         let (head, body) = request.into_parts();
         let body = self.read(body, most).await?;
-        Ok((head, serde_json::from_slice(&body).map_err(|why| broken_json(&why))?))
+        Ok((head, body))
     }
 
     /// Independent checks, decided in order. A mistake in any of them is found before the first one is decided.
@@ -166,28 +166,34 @@ impl Rest {
         let (head, body) = request.into_parts();
         let body = self.read(body, BATCH_BYTES_MAX).await?;
         let request = Request::from_parts(head, ());
-        let items = batch_items(serde_json::from_slice(&body).map_err(|why| broken_json(&why))?)?;
-        let mut asked = Vec::with_capacity(items.len());
-        for (index, item) in items.iter().enumerate() {
-            let in_item = |problem: Problem| problem.in_item(index);
-            let ask = from_json(item).map_err(in_item)?;
-            self.limiter(&ask).map_err(in_item)?;
-            asked.push(ask);
-        }
-        let key_of =
-            |(index, ask)| self.key_of(&request, peer, ask).map_err(|problem| problem.in_item(index));
-        let keys: Vec<_> = asked.iter().enumerate().map(key_of).collect::<Result<_, _>>()?;
-        let mut checks = Vec::with_capacity(asked.len());
-        for (key, ask) in keys.iter().zip(&asked) {
-            let limiter = self.limiter(ask)?;
-            checks.push(async move {
-                let verdict = self.decide(limiter, key, ask.ask()).await;
-                CheckAnswer::new(key, limiter, &verdict)
-            });
-        }
-        // All at once: a store is asked about different keys together, and about the same one in this order.
-        let answers = join_all(checks).await;
-        Ok(json_response(serde_json::to_vec(&answers).unwrap_or_default()))
+        let pace = Pace::new();
+        let pace = &pace;
+        let answers = pace.keep(async {
+            let items = json_items(pace, &json::batch(&body)?).await?;
+            let mut asked = Vec::with_capacity(items.len());
+            for (index, item) in items.iter().enumerate() {
+                let in_item = |problem: Problem| problem.in_item(index);
+                let ask = from_json(item).map_err(in_item)?;
+                self.limiter(&ask).map_err(in_item)?;
+                asked.push(ask);
+            }
+            let key_of =
+                |(index, ask)| self.key_of(&request, peer, ask).map_err(|problem| problem.in_item(index));
+            let keys: Vec<_> = asked.iter().enumerate().map(key_of).collect::<Result<_, _>>()?;
+            let mut checks = Vec::with_capacity(asked.len());
+            for (key, ask) in keys.iter().zip(&asked) {
+                let limiter = self.limiter(ask)?;
+                checks.push(async move {
+                    let verdict = self.decide(limiter, key, ask.ask()).await;
+                    let answer = CheckAnswer::new(key, limiter, &verdict);
+                    // Texts and numbers: this does not fail.
+                    serde_json::to_string(&answer).unwrap_or_default()
+                });
+            }
+            // All at once: a store is asked about different keys together, and about the same one in this order.
+            Ok::<_, Problem>(pace.all(checks.into_iter()).await)
+        });
+        Ok(json_response(format!("[{}]", answers.await?.join(",")).into_bytes()))
     }
 
     async fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
@@ -264,6 +270,12 @@ impl Rest {
     }
 }
 
-fn broken_json(why: &serde_json::Error) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {why}"))
+/// Reads the checks of a batch.
+pub(super) async fn json_items(pace: &Pace, items: &[&RawValue]) -> Result<Vec<Value>, Problem> {
+    let mut values = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        pace.turn().await;
+        values.push(json::parse(item.get().as_bytes()).map_err(|problem| problem.in_item(index))?);
+    }
+    Ok(values)
 }

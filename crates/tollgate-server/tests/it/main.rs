@@ -12,7 +12,10 @@ mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod connections; // a full table, addresses that share a prefix, memory for bodies
 mod defaults; // what compact limits, the default and a missing key mean
+mod hostile; // requests and policies made to keep the service busy
 mod identity; // who is asking: what a client can invent, and what is verified
+mod inputs; // requests that could be read in two ways
+mod log_lines; // what is in log lines, and what is not
 mod logs; // sliding logs: how large they may be, and what they keep
 mod nodes; // many nodes on one store
 mod outage_log; // what an operator reads about an outage
@@ -26,6 +29,7 @@ mod policy_on_memory; // the policy: rules, keys, tiers, all limits together
 #[allow(clippy::duplicate_mod, reason = "the same tests, whatever holds the state")]
 mod policy_on_redis; // the same, with the state in a store
 mod reload; // policies that change while the service runs
+mod secrets; // settings that are secrets
 mod serving; // slow, idle, greedy and leaving clients
 mod tiers; // the worked tiers of the specification
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::text::{AlgorithmText, FactorText, LimitItem, Many, PercentText};
 use crate::config::file::{ConsistencyName, OnStoreFailure};
@@ -18,6 +18,7 @@ pub(in crate::config) struct PolicyFile {
     /// Whether all rules apply that a request matches, or only the first.
     pub apply: Apply,
     /// In order. Every one applies that a request matches, up to one with `stop: true`.
+    #[serde(serialize_with = "one_by_one")]
     pub rules: Vec<RuleFields>,
     /// Requests that no rule is for.
     pub exclude: Vec<Exclusion>,
@@ -45,6 +46,13 @@ pub(in crate::config) struct PolicyFile {
     pub consistency: Option<ConsistencyName>,
     /// For every rule that does not say it itself.
     pub settle_debt: Option<bool>,
+}
+
+/// Serializes rules without the fields that say nothing, one rule at a time: all fields of thousands of rules would take tens of
+/// megabytes.
+fn one_by_one<S: Serializer>(rules: &[RuleFields], serializer: S) -> Result<S::Ok, S::Error> {
+    let value = |rule| serde_json::to_value(rule).map(super::without_nothing).unwrap_or_default();
+    serializer.collect_seq(rules.iter().map(value))
 }
 
 /// Which of the rules apply that a request matches.

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tollgate::rules::{
     ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule,
@@ -44,14 +45,14 @@ pub struct CheckedPolicy {
     pub remarks: Vec<String>,
     /// What may be more than was meant, such as the memory that a log takes.
     pub warnings: Vec<String>,
-    /// What was written, without what only repeats a default.
-    pub written: serde_json::Value,
+    /// What was written, without what only repeats a default; nothing where there are mistakes.
+    pub written: Value,
 }
 
 impl CheckedPolicy {
     /// No policy: every request is admitted, and there is nothing to remark on.
     pub(super) fn empty(context: &PolicyContext) -> Self {
-        let version = version(&serde_json::Value::Null);
+        let version = version(&Value::Null);
         let validated = validate(&PolicyFile::default(), version, context, &mut |_, _| ());
         Self { remarks: Vec::new(), ..validated }
     }
@@ -86,14 +87,18 @@ impl Default for PolicyContext {
 }
 
 /// A short name for what was written.
-pub(super) fn version(value: &serde_json::Value) -> String {
+pub(super) fn version(value: &Value) -> String {
     let digest = Sha256::digest(value.to_string());
     digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What was written, without what only repeats a default.
+pub(super) fn written(file: &PolicyFile) -> Value {
+    serde_json::to_value(file).map(without_nothing).unwrap_or_default()
+}
+
 /// A value without fields that say nothing.
-fn without_nothing(value: serde_json::Value) -> serde_json::Value {
-    use serde_json::Value;
+fn without_nothing(value: Value) -> Value {
     let says_nothing = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(items) => items.is_empty(),
@@ -114,6 +119,10 @@ fn without_nothing(value: serde_json::Value) -> serde_json::Value {
 const RULES_MAX: usize = 10_000;
 /// Bytes of a name of a rule, a tier, an endpoint.
 const NAME_BYTES_MAX: usize = 64;
+/// Keys of one rule, of which the first that a request has counts.
+const KEYS_MAX: usize = 16;
+/// Endpoints of one policy: every factor of a rule is looked up among them.
+const ENDPOINTS_MAX: usize = 1_000;
 /// Reports a mistake: the field's path, and why.
 type Report<'a> = &'a mut dyn FnMut(&str, String);
 
@@ -137,6 +146,7 @@ pub(super) fn validate(
         remarks: Vec::new(),
         warnings: Vec::new(),
         distinct: HashSet::new(),
+        limits_read: 0,
         tiers: Vec::new(),
         file,
         report,
@@ -148,10 +158,9 @@ pub(super) fn validate(
     building.default_rule();
     building.remark_on_unverified_api_keys();
     let Building { parts, settings, rates, mut remarks, warnings, .. } = building;
-    let written = serde_json::to_value(file).map(without_nothing).unwrap_or_default();
     let policy = Policy::new(parts);
     remarks.extend(policy.crowds().iter().map(warn_of));
-    CheckedPolicy { version, policy, settings, rates, remarks, warnings, written }
+    CheckedPolicy { version, policy, settings, rates, remarks, warnings, written: Value::Null }
 }
 
 fn warn_of(Crowd { path, is_refused, uncounted }: &Crowd) -> String {
@@ -176,6 +185,8 @@ struct Building<'a> {
     warnings: Vec<String>,
     /// The limits that were made, each once.
     distinct: HashSet<Limit>,
+    /// How many limits were read, with those that have mistakes.
+    limits_read: usize,
     /// By family, then by tier: where they are written, and the limits.
     tiers: Vec<Vec<(String, &'a Many<LimitItem>)>>,
 }
@@ -199,6 +210,10 @@ impl<'a> Building<'a> {
     }
 
     fn endpoints(&mut self) {
+        if self.file.endpoints.len() > ENDPOINTS_MAX {
+            self.wrong("endpoints", format!("at most {ENDPOINTS_MAX} endpoints"));
+            return;
+        }
         for (name, fields) in &self.file.endpoints {
             let field = format!("endpoints.{name}");
             self.check_name(&field, "an endpoint", name);
@@ -260,8 +275,11 @@ impl<'a> Building<'a> {
 
     fn rule(&mut self, at: &str, fields: &RuleFields) -> Rule {
         let matching = self.matching(&format!("{at}.match"), &fields.r#match);
-        let key =
-            keys(&fields.key.0, &matching, &self.context.identity.order, &format!("{at}.key"), self.report);
+        if fields.key.0.len() > KEYS_MAX {
+            self.wrong(&format!("{at}.key"), format!("at most {KEYS_MAX} keys"));
+        }
+        let texts = &fields.key.0[..fields.key.0.len().min(KEYS_MAX)];
+        let key = keys(texts, &matching, &self.context.identity.order, &format!("{at}.key"), self.report);
         if fields.key.0.is_empty() && !fields.unlimited {
             self.wrong(&format!("{at}.key"), "what does it count by? For example `key: [ip]`");
         }

@@ -8,6 +8,7 @@ use super::file::{PolicyFile, RuleFields};
 use super::limit::{Defaults, make, part_of, settings};
 use super::text::{FactorText, LimitItem, Many};
 use crate::config::log_limit;
+use crate::config::mistakes::listed;
 
 /// Limits of all rules, with their tiers and factors: some megabytes.
 const LIMITS_MAX: usize = 20_000;
@@ -96,10 +97,14 @@ impl Building<'_> {
         let Some(family) = family else {
             let (field, why) = match (&fields.family, names.is_empty()) {
                 (_, true) => ("tier", "there are no `tiers`".to_owned()),
-                (Some(name), false) => {
-                    ("family", format!("no such family: {name}; there are {}", names.join(", ")))
+                (Some(name), false) => (
+                    "family",
+                    format!("no such family: {name}; there are {}", listed(names.iter().map(|name| &**name))),
+                ),
+                (None, false) => {
+                    let names = listed(names.iter().map(|name| &**name));
+                    ("tier", format!("of which family? `family:` one of {names}"))
                 }
-                (None, false) => ("tier", format!("of which family? `family:` one of {}", names.join(", "))),
             };
             self.wrong(&format!("{at}.{field}"), why);
             return RuleLimits::Own(Limits::Unlimited);
@@ -157,6 +162,15 @@ impl Building<'_> {
         if has_unlimited {
             return Limits::Unlimited;
         }
+        let read_before = self.limits_read;
+        self.limits_read += written.0.len();
+        if self.limits_read > LIMITS_MAX {
+            // Said once: every rule and tier behind it would say it again.
+            if read_before <= LIMITS_MAX {
+                self.wrong("rules", too_many());
+            }
+            return Limits::All(made);
+        }
         for (position, item) in written.0.iter().enumerate() {
             let LimitItem::Limit(fields) = item else { continue };
             let place = match written.0.len() {
@@ -187,11 +201,8 @@ impl Building<'_> {
                 self.wrong(&place, "a log has no failover guard; SLIDING_WINDOW_COUNTER does");
             }
             self.distinct.insert(limit);
-            if self.parts.limits.len() >= LIMITS_MAX || self.distinct.len() > DISTINCT_MAX {
-                let why = format!(
-                    "at most {LIMITS_MAX} limits, with all tiers and factors, and {DISTINCT_MAX} different ones"
-                );
-                self.wrong("rules", why);
+            if self.distinct.len() > DISTINCT_MAX {
+                self.wrong("rules", too_many());
                 break;
             }
             if let Some(remark) = crate::config::limits::explain(&(limit, settings)) {
@@ -241,6 +252,10 @@ impl Building<'_> {
         }
         mistakes.into_iter().for_each(|why| self.wrong(&format!("{at}.cost"), why));
     }
+}
+
+fn too_many() -> String {
+    format!("at most {LIMITS_MAX} limits, with all tiers and factors, and {DISTINCT_MAX} different ones")
 }
 
 /// Under which name states are kept. The tier is not part of it: who changes tier keeps what was consumed.

@@ -7,9 +7,14 @@ use tollgate::rules::{Family, KeyPart};
 use super::file::FamilyOf;
 use super::text::{LimitItem, Many};
 use super::{Building, limit};
+use crate::config::mistakes::listed;
 
 /// The family of the tiers that are written without one.
 const USERS: &str = "users";
+/// Families of tiers. People have few; this many keep every look-up short.
+const FAMILIES_MAX: usize = 100;
+/// Tiers of one family, of which every rule that goes by them makes limits.
+const TIERS_MAX: usize = 100;
 
 impl<'a> Building<'a> {
     pub(super) fn families(&mut self) {
@@ -25,6 +30,10 @@ impl<'a> Building<'a> {
                 if file.default_tier.is_some() { "default_tier" } else { "members" },
                 "there are no `tiers`",
             );
+        }
+        if file.families.len() > FAMILIES_MAX {
+            self.wrong("families", format!("at most {FAMILIES_MAX} families"));
+            return;
         }
         for (name, family) in &file.families {
             self.check_name(&format!("families.{name}"), "a family", name);
@@ -46,13 +55,17 @@ impl<'a> Building<'a> {
         if tiers.is_empty() {
             self.wrong(at, "a family needs at least one tier");
         }
+        if tiers.len() > TIERS_MAX {
+            self.wrong(at, format!("at most {TIERS_MAX} tiers"));
+            return;
+        }
         for tier in tiers.keys() {
             let field = format!("{at}.{tier}");
             self.check_name(&field, "a tier", tier);
         }
         let names: Vec<&String> = tiers.keys().collect();
         let number = |tier: &str| names.iter().position(|known| *known == tier);
-        let known = || names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+        let known = || listed(names.iter().map(|name| name.as_str()));
         let default = match default {
             Some(tier) => number(tier).unwrap_or_else(|| {
                 (self.report)(at_default, format!("no such tier: {tier}; there are {}", known()));

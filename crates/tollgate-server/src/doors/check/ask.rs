@@ -1,6 +1,7 @@
 //! A request as its caller describes it.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use http::StatusCode;
@@ -8,6 +9,7 @@ use serde_json::{Map, Value};
 use tollgate::rules::Descriptors;
 
 use crate::address::canonical;
+use crate::doors::json::shown;
 use crate::doors::problem::Problem;
 use crate::identity::{Identified, IdentityConfig, Unverified, identify, is_api_key_id};
 
@@ -90,11 +92,8 @@ impl<'a> Asked<'a> {
                     })?);
                 }
                 other => {
-                    let shown: String = other.chars().filter(|c| !c.is_control()).take(40).collect();
-                    return Err(Problem::parameter(
-                        &shown,
-                        format_args!("no such member; accepted: {NAMES}"),
-                    ));
+                    let why = format_args!("no such member; accepted: {NAMES}");
+                    return Err(Problem::parameter(&shown(other), why));
                 }
             }
         }
@@ -179,12 +178,14 @@ fn fields<'a>(name: &str, value: &'a Value, lower: bool) -> Result<Vec<(String, 
     let wrong = || Problem::parameter(name, "must be an object of texts, such as {\"x-plan\":\"pro\"}");
     let members: &Map<String, Value> = value.as_object().ok_or_else(wrong)?;
     let mut fields = Vec::with_capacity(members.len());
+    let mut known = HashSet::with_capacity(members.len());
     for (member, value) in members {
-        let value = text(&format!("{name}.{member}"), value)?;
+        let field = || format!("{name}.{}", shown(member));
+        let value = text(&field(), value)?;
         let member = if lower { member.to_ascii_lowercase() } else { member.clone() };
         // Of two, either could be the one that somebody else has set.
-        if fields.iter().any(|(known, _)| *known == member) {
-            return Err(Problem::parameter(&format!("{name}.{member}"), "stands more than once"));
+        if !known.insert(member.clone()) {
+            return Err(Problem::parameter(&field(), "stands more than once"));
         }
         fields.push((member, value));
     }

@@ -4,13 +4,12 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use http::Request;
+use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use tollgate::{AlgorithmName, Ask, Key, Micros};
 
+use crate::doors::json::shown;
 use crate::doors::problem::Problem;
-
-/// Checks in a batch.
-const BATCH_CHECKS_MAX: usize = 1_000;
 
 /// The names that a check takes.
 const NAMES: [&str; 4] = ["algorithm", "key", "permits", "maxWaitMillis"];
@@ -44,16 +43,17 @@ impl Asked<'_> {
 }
 
 fn unknown(name: &str, names: &[&str]) -> Problem {
-    // A name that is no word of ours could be anything: it is shown cut and without control characters.
-    let shown: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
-    Problem::parameter(&shown, format_args!("no such parameter; accepted: {}", names.join(", ")))
+    Problem::parameter(&shown(name), format_args!("no such parameter; accepted: {}", names.join(", ")))
 }
 
 /// The parameters of a query.
 pub(super) fn from_query<B>(request: &Request<B>) -> Result<Asked<'_>, Problem> {
     let mut asked = Asked::default();
     let query = request.uri().query().unwrap_or("");
-    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let name = decoded(name).ok_or_else(|| unknown(name, &NAMES))?;
+        let value = decoded(value).ok_or_else(|| Problem::parameter(&shown(&name), "must be UTF-8"))?;
         match name.as_ref() {
             "algorithm" => set(&mut asked.algorithm, "algorithm", algorithm(&value)?)?,
             "key" => set(&mut asked.key, "key", key(value)?)?,
@@ -69,6 +69,15 @@ pub(super) fn from_query<B>(request: &Request<B>) -> Result<Asked<'_>, Problem> 
         }
     }
     Ok(asked)
+}
+
+/// A name or a value of a query: `+` is a space, `%41` an A. None if the bytes are no UTF-8.
+fn decoded(text: &str) -> Option<Cow<'_, str>> {
+    if !text.contains('+') {
+        return percent_decode_str(text).decode_utf8().ok();
+    }
+    let spaced = text.replace('+', " ");
+    percent_decode_str(&spaced).decode_utf8().ok().map(|text| Cow::Owned(text.into_owned()))
 }
 
 /// The members of a JSON object.
@@ -93,27 +102,6 @@ pub(super) fn from_json(value: &Value) -> Result<Asked<'_>, Problem> {
         }
     }
     Ok(asked)
-}
-
-/// The items of `{"checks":[...]}`.
-pub(super) fn batch_items(value: Value) -> Result<Vec<Value>, Problem> {
-    let expected = "must be a list of checks: {\"checks\":[{\"key\":\"user:123\"}]}";
-    let Value::Object(mut members) = value else {
-        return Err(Problem::parameter("checks", expected));
-    };
-    let Some(Value::Array(items)) = members.remove("checks") else {
-        return Err(Problem::parameter("checks", expected));
-    };
-    if let Some(other) = members.keys().next() {
-        return Err(unknown(other, &["checks"]));
-    }
-    if items.len() > BATCH_CHECKS_MAX {
-        return Err(Problem::parameter(
-            "checks",
-            format_args!("at most {BATCH_CHECKS_MAX} checks, not {}", items.len()),
-        ));
-    }
-    Ok(items)
 }
 
 /// A parameter stands once: of two, either could be meant.

@@ -72,6 +72,11 @@ pub enum StoreUrlError {
     /// Clusters have one database.
     #[error("names a database, and a cluster has only one")]
     ClusterDatabase,
+    /// Only a Unix socket's address has a query, and only for the database.
+    #[error(
+        "has a ?, which only redis+unix:///PATH?db=NUMBER takes; elsewhere the database is redis://HOST/NUMBER, and a ? in a password is %3F"
+    )]
+    Query,
     /// `%` must be followed by two hexadecimal digits that make UTF-8.
     #[error("has a user name or a password that is not percent-encoded UTF-8")]
     Encoding,
@@ -92,7 +97,10 @@ impl FromStr for StoreUrl {
             None if matches!(scheme, "rediss" | "valkeys") => (true, ""),
             _ => return Err(StoreUrlError::Scheme),
         };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        if query.is_some() && kind != "unix" {
+            return Err(StoreUrlError::Query);
+        }
         let (entry, rest) = rest.rsplit_once('@').map_or((None, rest), |(entry, rest)| (Some(entry), rest));
         let (username, password) = credentials(entry)?;
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -109,7 +117,10 @@ impl FromStr for StoreUrl {
                 if !hosts.is_empty() || path.is_empty() {
                     return Err(StoreUrlError::NoHost);
                 }
-                let database = query.strip_prefix("db=").unwrap_or("");
+                let database = match query {
+                    Some(query) => query.strip_prefix("db=").ok_or(StoreUrlError::Query)?,
+                    None => "",
+                };
                 let path = PathBuf::from(format!("/{path}"));
                 Ok(url(Shape::Standalone, vec![Address::Unix(path)], number(database)?))
             }
@@ -253,6 +264,10 @@ mod tests {
             ("redis://a,b", E::Several),
             ("redis+cluster://a/1", E::ClusterDatabase),
             ("redis://:%ff@h", E::Encoding),
+            ("redis://h?db=3", E::Query),
+            ("redis://h/3?protocol=resp3", E::Query),
+            ("redis+cluster://a,b?", E::Query),
+            ("redis+unix:///a?database=3", E::Query),
         ] {
             assert_eq!(text.parse::<StoreUrl>(), Err(why), "{text}");
         }

@@ -1,0 +1,105 @@
+//! What is in log lines, and what is not.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::json;
+use tollgate_testkit::{Process, wait_until};
+
+use crate::server::{Response, connect, exchange};
+
+/// A program that logs to a file.
+struct Logging {
+    _process: Process,
+    address: SocketAddr,
+    log: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Logging {
+    fn start(level: &str, format: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        std::fs::write(folder.path().join("policy.yaml"), "rules: []\n").unwrap();
+        command
+            .args(["--listen", &address.to_string()])
+            .env("TOLLGATE_POLICY", folder.path().join("policy.yaml"));
+        command.env("TOLLGATE_LOG__LEVEL", level).env("TOLLGATE_LOG__FORMAT", format);
+        let process = Process::start_with_log(&command, &log);
+        wait_until("the service listens", || std::net::TcpStream::connect(address).is_ok());
+        Self { _process: process, address, log, folder }
+    }
+
+    fn ask(&self, method: &str, target: &str, body: &str) -> Response {
+        let length = body.len();
+        let request = format!(
+            "{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        exchange(connect(self.address), &request)
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// The log, once it says this.
+    fn text_with(&self, word: &str) -> String {
+        wait_until(&format!("the log says {word}"), || self.text().contains(word));
+        self.text()
+    }
+}
+
+#[test]
+fn queries_are_not_logged() {
+    let service = Logging::start("trace", "json");
+    let request =
+        json!({ "path": "/orders?token=hidden-query#hidden-part", "query": { "token": "hidden-query" } });
+    assert_eq!(service.ask("POST", "/api/v1/check?from=hidden-query", &request.to_string()).status, 200);
+    let many = json!({ "checks": [request] });
+    assert_eq!(service.ask("POST", "/api/v1/check/batch", &many.to_string()).status, 200);
+    service.ask("GET", "/nowhere?token=hidden-query", "");
+    service.ask("GET", "/api/v1/rate-limit/check?key=last&permits=1", "");
+    let log = service.text_with("last");
+    assert!(log.contains("/orders"), "{log}");
+    assert!(!log.contains("hidden"), "{log}");
+}
+
+#[test]
+fn control_and_direction_characters_are_escaped_in_every_log_line() {
+    for format in ["json", "pretty"] {
+        let service = Logging::start("debug", format);
+        let evil = "a\n2026-01-01 ERROR forged \u{1b}[2J\u{202e}\u{2066}\u{9b}31m\u{7f}\u{200f}end";
+        let request = json!({ "path": format!("/{evil}"), "method": evil });
+        assert_eq!(service.ask("POST", "/api/v1/check", &request.to_string()).status, 200);
+        let policy = format!("rules: [{{ name: a, key: user, limit: {} }}]", json!(evil));
+        assert_eq!(service.ask("PUT", "/admin/policy", &policy).status, 422);
+        let key = "k%E2%80%AEend-of-key";
+        assert_eq!(service.ask("DELETE", &format!("/api/v1/rate-limit/reset?key={key}"), "").status, 200);
+        let log = service.text_with("end-of-key");
+        assert!(log.contains("forged") && log.contains("\\u202e"), "{log}");
+        let hidden = |c: &char| (c.is_control() && *c != '\n') || "\u{202e}\u{2066}\u{200f}".contains(*c);
+        assert_eq!(log.chars().find(hidden), None, "{format}: {log:?}");
+        assert!(!log.lines().any(|line| line.starts_with("2026-01-01 ERROR")), "{format}: {log}");
+        if format == "json" {
+            for line in log.lines().filter(|line| line.starts_with('{')) {
+                let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                assert!(line["path"].as_str().is_none_or(|path| path == format!("/{evil}")), "{line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_accepted_level_disables_logging() {
+    for level in ["warning", "WARN", "error", "tollgate=debug", "hyper=error", "tollgate_server=info"] {
+        let service = Logging::start(level, "json");
+        std::fs::write(service.folder.path().join("policy.yaml"), "rules: mistaken\n").unwrap();
+        assert_eq!(service.ask("POST", "/admin/policy/reload", "").status, 422);
+        let log = service.text_with("the policy in force stays");
+        assert!(log.contains("policy.yaml:1:1: rules: "), "{level}: {log}");
+    }
+}
