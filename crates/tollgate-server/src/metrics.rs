@@ -17,8 +17,8 @@ use tollgate::rules::Role;
 
 use crate::identity::Unverified;
 use tollgate::{
-    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, ServerStatus,
-    StoreError, Verdict,
+    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, SHARED_SUBJECT,
+    ServerStatus, StoreError, Verdict,
 };
 
 /// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
@@ -91,6 +91,7 @@ pub(crate) struct Metrics {
     /// By basis, then denied or allowed.
     requests: Vec<[Answers; 2]>,
     unknown_tiers: Counter,
+    shared_subjects: Counter,
     /// By [`Unverified`].
     unverified: Vec<Counter>,
     policy: Family<VersionLabels, Gauge>,
@@ -158,6 +159,10 @@ impl Metrics {
         let unknown_tiers = Counter::default();
         let help = "Requests with a tier that the policy does not know";
         registry.register("tollgate_unknown_tiers", help, unknown_tiers.clone());
+        let shared_subjects = Counter::default();
+        let help =
+            "Requests counted in a shared bucket: more subjects were new in the second than max_new_subjects";
+        registry.register("tollgate_shared_subjects", help, shared_subjects.clone());
         let family = Family::<ReasonLabels, Counter>::default();
         registry.register(
             "tollgate_tokens_unverified",
@@ -194,6 +199,7 @@ impl Metrics {
             rules,
             requests: judged.into(),
             unknown_tiers,
+            shared_subjects,
             unverified,
             policy,
             policy_since,
@@ -228,6 +234,9 @@ impl Metrics {
         answers.seconds.observe(took.as_secs_f64());
         if verdict.selection.unknown_tier {
             self.unknown_tiers.inc();
+        }
+        if verdict.selection.subjects.iter().any(|subject| subject == SHARED_SUBJECT) {
+            self.shared_subjects.inc();
         }
     }
 

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use tollgate::Engine;
+use tollgate::{Engine, ServerStatus};
 
 use super::admin::described;
 use super::problem::Problem;
@@ -61,6 +61,9 @@ impl Actuator {
         let stopping = self.stop.is_cancelled();
         let mut health = json!({ "status": if stopping { "OUT_OF_SERVICE" } else { "UP" } });
         let store = self.store();
+        if !store["warnings"].is_null() {
+            health["warnings"] = store["warnings"].clone();
+        }
         if store["status"] != "UP" {
             health["store"] = store;
         }
@@ -93,6 +96,10 @@ impl Actuator {
         if !failures.is_empty() {
             store["recentFailures"] = json!(failures);
         }
+        let warnings = warnings(&engine.servers());
+        if !warnings.is_empty() {
+            store["warnings"] = json!(warnings);
+        }
         let breakers = engine.servers().into_iter();
         let breakers = breakers.map(|it| (it.server.to_string(), json!(it.breaker.as_str()))).collect();
         store["breakers"] = Value::Object(breakers);
@@ -114,6 +121,18 @@ impl Actuator {
             text("text/plain; version=0.0.4; charset=utf-8", without_openmetrics(&metrics))
         }
     }
+}
+
+/// What is wrong with the settings of the store's servers, as each told when it was last connected to.
+fn warnings(servers: &[ServerStatus]) -> Vec<String> {
+    let evicts = |it: &ServerStatus| {
+        let (server, policy) = (&it.server, it.evicts_by.as_ref()?);
+        Some(format!(
+            "{server} may evict keys when its memory is full, which resets limits silently: its maxmemory-policy is {policy}, \
+             not noeviction"
+        ))
+    };
+    servers.iter().filter_map(evicts).collect()
 }
 
 fn text(kind: &'static str, body: String) -> Response<Full<Bytes>> {

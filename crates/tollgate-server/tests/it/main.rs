@@ -9,6 +9,9 @@ mod api_on_memory; // the REST API, field for field
 mod api_on_redis; // the same, with the state in a store
 mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
+mod evicting; // stores that drop keys when they are full
+mod lost_data; // a store that comes back empty
+mod new_subjects; // more new subjects than a rule may have
 mod nodes; // many nodes on one store
 mod outages; // a store that is gone
 #[path = "policy.rs"]
