@@ -156,3 +156,20 @@ pub(crate) fn peer(peer: Peer, root: &Path) -> Result<PathBuf> {
     }
     Ok(program)
 }
+
+/// The release of cargo-deny that checks the dependencies. Another one may find other things, so it is pinned.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Builds cargo-deny below the target directory, once for each pinned release, and says where it is. No registry of prebuilt programs
+/// holds a release that knows today's licences; without optimizations the build takes a minute and a half on two cores.
+pub(crate) fn cargo_deny(root: &Path) -> Result<PathBuf> {
+    let place = root.join("target/tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let program = place.join("bin/cargo-deny");
+    if !program.exists() {
+        println!("building cargo-deny {CARGO_DENY} (some minutes, once)");
+        let mut install = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        install.args(["install", "cargo-deny", "--version", CARGO_DENY, "--locked", "--profile", "dev"]);
+        run(install.arg("--root").arg(&place))?;
+    }
+    Ok(program)
+}

@@ -10,8 +10,8 @@ use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
 use tollgate::rules::{Descriptors, KeyPart, Rule};
 use tollgate::{
-    ASSIGNED_MAX, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
-    TooManyLimits,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
+    TooManyLimits, Version,
 };
 
 use crate::config::{CheckedPolicy, ConfigErrors, PolicyConfig, PolicyContext, load_policy, read_policy};
@@ -35,10 +35,46 @@ pub(crate) struct LivePolicy {
 /// What this node knows of what all go by.
 #[derive(Default)]
 struct Known {
-    policy_number: u64,
-    tiers_number: u64,
+    policy: Version,
+    /// The policy that was pushed last, to be written back if the store loses it; empty if it was withdrawn.
+    pushed: Arc<str>,
+    tiers: Version,
     /// Whether the policy in force was pushed: then the file is not looked at.
     is_pushed: bool,
+    /// Whether the store has lost the policy, or the tiers, and that was said.
+    has_lost: [bool; 2],
+}
+
+/// What the store has lost and is to be written back.
+#[derive(Default)]
+struct Lost {
+    policy: Option<(Version, Arc<str>)>,
+    tiers: Option<Version>,
+}
+
+impl Known {
+    /// What the store has lost. A missing key is not a withdrawal: that leaves its number behind.
+    fn lost(&mut self, news: &News) -> Lost {
+        let is_lost =
+            [news.policy_version.number < self.policy.number, news.tiers_version.number < self.tiers.number];
+        let had_lost = std::mem::replace(&mut self.has_lost, is_lost);
+        let what = ["the pushed policy", "the assigned tiers"];
+        for ((what, is_lost), had_lost) in what.into_iter().zip(is_lost).zip(had_lost) {
+            match (is_lost, had_lost) {
+                (true, false) => {
+                    tracing::warn!(
+                        "the store has lost {what}: this node still goes by what it knows, and writes it back"
+                    );
+                }
+                (false, true) => tracing::info!("the store has {what} again"),
+                (true, true) | (false, false) => {}
+            }
+        }
+        Lost {
+            policy: is_lost[0].then(|| (self.policy.clone(), Arc::clone(&self.pushed))),
+            tiers: is_lost[1].then(|| self.tiers.clone()),
+        }
+    }
 }
 
 /// A policy in force, with all that belongs to it.
@@ -183,10 +219,11 @@ impl LivePolicy {
                 Ok::<_, NotChanged>((text, checked))
             })
             .await?;
-        known.policy_number = match &self.control {
-            Some(control) => control.push_policy(text.as_deref()).await?,
-            None => 0,
+        known.policy = match &self.control {
+            Some(control) => control.push_policy(&known.policy, text.as_deref()).await?,
+            None => Version::default(),
         };
+        known.pushed = text.unwrap_or_default().into();
         self.put_pushed(&mut known, Ok(checked)).await
     }
 
@@ -226,14 +263,26 @@ impl LivePolicy {
         self.replace(&own.checked, origin(&own))
     }
 
-    /// What the store tells of other nodes' changes.
+    /// Takes over what other nodes have told the store, and writes back what the store has lost.
     pub(crate) async fn hear(self: &Arc<Self>) {
         let Some(control) = &self.control else { return };
         let mut known = self.changing.lock().await;
-        let Some(news) = control.news(known.policy_number, known.tiers_number).await else { return };
+        let Some(news) = control.news(&known.policy, &known.tiers).await else { return };
+        let lost = known.lost(&news);
         self.hear_tiers(&mut known, &news);
+        self.hear_policy(&mut known, news).await;
+        if let Some((version, text)) = &lost.policy {
+            control.keep_policy(version, text).await;
+        }
+        if let Some(version) = &lost.tiers {
+            self.keep_tiers(control, &known, version).await;
+        }
+    }
+
+    async fn hear_policy(self: &Arc<Self>, known: &mut Known, news: News) {
         let Some(text) = news.policy else { return };
-        known.policy_number = news.policy_number;
+        known.policy = news.policy_version;
+        known.pushed = text.as_str().into();
         if text.is_empty() && !known.is_pushed {
             return;
         }
@@ -245,14 +294,14 @@ impl LivePolicy {
             }
         };
         // The outcome is logged and counted, and no caller waits for it.
-        let _ = self.put_pushed(&mut known, checked).await;
+        let _ = self.put_pushed(known, checked).await;
     }
 
     fn hear_tiers(&self, known: &mut Known, news: &News) {
-        if news.tiers_number == known.tiers_number {
+        if !news.has_tiers {
             return;
         }
-        known.tiers_number = news.tiers_number;
+        known.tiers = news.tiers_version.clone();
         let mut assigned = self.assigned.write();
         if news.all_tiers {
             assigned.clear();
@@ -267,23 +316,58 @@ impl LivePolicy {
         self.assigned_count.store(assigned.len() as u64, Ordering::Relaxed);
     }
 
+    /// Writes the tiers back that the store has lost. Returns whether it has these or newer ones.
+    async fn keep_tiers(&self, control: &Control, known: &Known, version: &Version) -> bool {
+        let tiers: Vec<_> = {
+            if known.tiers != *version {
+                return false;
+            }
+            let assigned = self.assigned.read();
+            let tier = |((family, member), tier): (&(String, String), &Arc<str>)| AssignedTier {
+                family: family.clone(),
+                member: member.clone(),
+                tier: tier.to_string(),
+            };
+            assigned.iter().map(tier).collect()
+        };
+        control.keep_tiers(version, &tiers).await
+    }
+
     /// Assigns a tier, or takes it away, on all nodes that share the store.
     pub(crate) async fn assign(self: &Arc<Self>, tier: AssignedTier) -> Result<bool, StoreError> {
         if let Some(control) = &self.control {
+            let assigned = self.assign_in_store(control, &tier).await?;
             // This node hears of it as all others do: in the order of the store.
-            let taken = control.assign_tier(&tier).await?.is_some();
             self.hear().await;
-            return Ok(taken);
+            return Ok(assigned == Assigned::Done);
         }
         let is_new = !self.assigned.read().contains_key(&(tier.family.clone(), tier.member.clone()));
         if is_new && !tier.tier.is_empty() && self.assigned.read().len() as u64 >= ASSIGNED_MAX {
             return Ok(false);
         }
         let mut known = self.changing.lock().await;
-        let number = known.tiers_number + 1;
-        let news = News { tiers_number: number, tiers: vec![tier], ..News::default() };
+        let tiers_version = Version { number: known.tiers.number + 1, ..Version::default() };
+        let news = News { tiers_version, has_tiers: true, tiers: vec![tier], ..News::default() };
         self.hear_tiers(&mut known, &news);
         Ok(true)
+    }
+
+    /// Assigns a tier in the store, behind the tiers that the store has lost.
+    async fn assign_in_store(&self, control: &Control, tier: &AssignedTier) -> Result<Assigned, StoreError> {
+        let known = self.changing.lock().await;
+        let assigned = control.assign_tier(&known.tiers, tier).await?;
+        if assigned != Assigned::Lost {
+            return Ok(assigned);
+        }
+        self.keep_tiers(control, &known, &known.tiers).await;
+        match control.assign_tier(&known.tiers, tier).await? {
+            Assigned::Lost => {
+                let (server, why) =
+                    ("the store".into(), "it has lost tiers and does not take them back".into());
+                Err(StoreError::Unavailable { server, why })
+            }
+            assigned => Ok(assigned),
+        }
     }
 
     /// The tier that was assigned to a member of a family.

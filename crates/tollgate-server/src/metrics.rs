@@ -20,8 +20,8 @@ use tollgate::rules::Role;
 use crate::access::Refused;
 use crate::identity::Unverified;
 use tollgate::{
-    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, ServerStatus,
-    StoreError, Verdict,
+    AlgorithmName, Basis, BreakerState, Engine, GuardStats, LeaseStats, PolicyVerdict, SHARED_SUBJECT,
+    ServerStatus, StoreError, Verdict,
 };
 
 /// Upper bounds in seconds: from what a decision in memory takes to what nobody should wait for.
@@ -119,6 +119,7 @@ pub(crate) struct Metrics {
     /// By basis, then denied or allowed.
     requests: Vec<[Answers; 2]>,
     unknown_tiers: Counter,
+    shared_subjects: Counter,
     /// By [`Unverified`].
     unverified: Vec<Counter>,
     policy: Family<VersionLabels, Gauge>,
@@ -202,6 +203,10 @@ impl Metrics {
         let unknown_tiers = Counter::default();
         let help = "Requests with a tier that the policy does not know";
         registry.register("tollgate_unknown_tiers", help, unknown_tiers.clone());
+        let shared_subjects = Counter::default();
+        let help =
+            "Requests counted in a shared bucket: more subjects were new in the second than max_new_subjects";
+        registry.register("tollgate_shared_subjects", help, shared_subjects.clone());
         let family = Family::<ReasonLabels, Counter>::default();
         registry.register(
             "tollgate_tokens_unverified",
@@ -254,6 +259,7 @@ impl Metrics {
             rule_names: Mutex::default(),
             requests: judged.into(),
             unknown_tiers,
+            shared_subjects,
             unverified,
             policy,
             policy_since,
@@ -313,6 +319,9 @@ impl Metrics {
             self.unmatched.inc();
         }
         self.uncounted.inc_by(verdict.selection.uncounted as u64);
+        if verdict.selection.subjects.iter().any(|subject| subject == SHARED_SUBJECT) {
+            self.shared_subjects.inc();
+        }
     }
 
     /// A token was not believed.

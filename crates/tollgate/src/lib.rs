@@ -42,15 +42,16 @@ mod engine;
 mod guard;
 mod key;
 mod limiter;
+mod newcomers;
 mod policy;
 
 pub use clock::Clock;
 pub use engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
 pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use engine::redis::{
-    ASSIGNED_MAX, AssignedTier, Control, KEY_PREFIX, Lent, LogStorage, News, REMEMBER_MAX, RedisConfig,
-    RedisDriver, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError,
-    TlsConfig, Wanted,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, KEY_PREFIX, Lent, LogStorage, News, REMEMBER_MAX,
+    RedisConfig, RedisDriver, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl,
+    StoreUrlError, TlsConfig, Version, Wanted,
 };
 pub use engine::{Check, RateLimiter};
 pub use guard::{
@@ -59,6 +60,7 @@ pub use guard::{
 };
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
 pub use limiter::{Engine, Limiter};
+pub use newcomers::SHARED_SUBJECT;
 pub use policy::{PolicyLimiter, PolicyOutcome, PolicyVerdict};
 /// Rules, matching, keys and tiers: from a request to the limits that it is checked against.
 pub use tollgate_core::policy as rules;

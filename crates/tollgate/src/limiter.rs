@@ -1,7 +1,7 @@
 //! A limiter whose engine is chosen at run time: what every door calls, wherever the state lives. It always answers.
 
 use smallvec::SmallVec;
-use tollgate_core::{Ask, Limit};
+use tollgate_core::{Ask, Limit, Timestamp};
 
 use crate::clock::Clock;
 use crate::engine::Check;
@@ -42,6 +42,14 @@ impl Engine {
 }
 
 impl Engine {
+    /// The time by this node's clock.
+    pub(crate) fn now(&self) -> Timestamp {
+        match self {
+            Self::Memory(engine) => engine.clock().now(),
+            Self::Redis(guard) => guard.engine().own_clock().now(),
+        }
+    }
+
     /// Takes from several limits of this engine, or from none if one that is binding denies. The verdicts are in the order of the
     /// checks.
     pub async fn acquire_all(&self, checks: &[Check<'_, Limiter>]) -> SmallVec<[Verdict; 4]> {

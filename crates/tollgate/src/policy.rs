@@ -1,15 +1,20 @@
 //! A policy at work: from what is known of a request to a verdict on it.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::policy::{Descriptors, Policy, Refusal, Role, RuleCheck, Selection};
-use tollgate_core::{Ask, Decision, Micros, Outcome};
+use tollgate_core::policy::{
+    Descriptors, Limits, Policy, Refusal, Role, Rule, RuleCheck, RuleLimits, Selection,
+};
+use tollgate_core::{Ask, Decision, Micros, Outcome, Timestamp};
 
 use crate::engine::Check;
 use crate::engine::memory::TooManyLimits;
 use crate::guard::{Basis, LimitSettings, Verdict};
 use crate::limiter::{Engine, Limiter};
+use crate::newcomers::{Newcomers, Place, SHARED_SUBJECT};
 
 /// A policy, and the limiters of its limits.
 pub struct PolicyLimiter {
@@ -19,6 +24,14 @@ pub struct PolicyLimiter {
     limiters: Vec<Limiter>,
     /// By limit.
     settings: Vec<LimitSettings>,
+    /// By rule, the default rule last.
+    bounds: Vec<Option<Bound>>,
+}
+
+/// A bound on the new subjects of a rule.
+struct Bound {
+    per_second: NonZeroU32,
+    newcomers: Arc<Newcomers>,
 }
 
 impl std::fmt::Debug for PolicyLimiter {
@@ -86,12 +99,13 @@ impl PolicyLimiter {
             .iter()
             .zip(&settings)
             .map(|(it, settings)| match known.get(&(&*it.scope, it.limit)) {
-                Some((same, limiter)) if *same == settings => Ok((*limiter).clone()),
+                Some((same, limiter)) if of_store(same) == of_store(settings) => Ok((*limiter).clone()),
                 Some(_) | None => engine.limiter(&it.scope, it.limit, *settings),
             })
             .collect();
         let limiters = limiters?;
-        Ok(Self { engine: engine.clone(), limiters, settings, policy })
+        let bounds = rules(&policy).map(|rule| Bound::of(rule, &settings, before)).collect();
+        Ok(Self { engine: engine.clone(), limiters, settings, bounds, policy })
     }
 
     /// The policy.
@@ -105,7 +119,8 @@ impl PolicyLimiter {
     }
 
     /// Decides on a request by what its policy has selected for it.
-    pub async fn decide(&self, selection: Selection) -> PolicyVerdict {
+    pub async fn decide(&self, mut selection: Selection) -> PolicyVerdict {
+        self.bound_subjects(&mut selection, Newcomers::place);
         if selection.refusal.is_some() || selection.checks.is_empty() {
             return PolicyVerdict { selection, verdicts: SmallVec::new() };
         }
@@ -126,7 +141,8 @@ impl PolicyLimiter {
 
     /// The verdict that [`PolicyLimiter::check`] would give, without taking anything.
     pub async fn explain(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
-        let selection = self.policy.select(request, permits);
+        let mut selection = self.policy.select(request, permits);
+        self.bound_subjects(&mut selection, Newcomers::look);
         let mut verdicts = SmallVec::new();
         // A request for too many permits is explained by the limits that it exceeds.
         let is_explained = match selection.refusal {
@@ -141,6 +157,75 @@ impl PolicyLimiter {
         }
         PolicyVerdict { selection, verdicts }
     }
+}
+
+impl PolicyLimiter {
+    /// Sends checks of subjects that are one too many in this second to the shared bucket of their rule.
+    fn bound_subjects(
+        &self,
+        selection: &mut Selection,
+        place: impl Fn(&Newcomers, &str, NonZeroU32, Timestamp) -> Place,
+    ) {
+        let has_bound = |check: &RuleCheck| self.bounds.get(check.rule).is_some_and(Option::is_some);
+        if !selection.checks.iter().any(has_bound) {
+            return;
+        }
+        let now = self.engine.now();
+        let Selection { checks, subjects, .. } = selection;
+        let mut shared = None;
+        // All limits of a rule count the same subject.
+        let mut last: Option<(usize, Place)> = None;
+        for check in checks.iter_mut() {
+            let Some(Some(Bound { per_second, newcomers })) = self.bounds.get(check.rule) else { continue };
+            let decided = last.filter(|(rule, _)| *rule == check.rule).map(|(_, place)| place);
+            let place =
+                decided.unwrap_or_else(|| place(newcomers, &subjects[check.subject], *per_second, now));
+            last = Some((check.rule, place));
+            if place == Place::Shared {
+                check.subject = *shared.get_or_insert_with(|| {
+                    subjects.push(SHARED_SUBJECT.to_owned());
+                    subjects.len() - 1
+                });
+            }
+        }
+    }
+}
+
+/// The rules of a policy by number: the default rule comes behind the others.
+fn rules(policy: &Policy) -> impl Iterator<Item = &Rule> {
+    policy.parts().rules.iter().chain(&policy.parts().default)
+}
+
+impl Bound {
+    /// The bound of a rule, if it has one. Subjects that are known of the rule stay so.
+    fn of(rule: &Rule, settings: &[LimitSettings], before: Option<&PolicyLimiter>) -> Option<Self> {
+        let per_second = limits_of(rule).filter_map(|limit| settings.get(limit)?.max_new_subjects).max()?;
+        let old = before.and_then(|before| {
+            let number = rules(&before.policy).position(|old| old.name == rule.name)?;
+            before.bounds.get(number)?.as_ref()
+        });
+        let newcomers = old.map(|old| Arc::clone(&old.newcomers)).unwrap_or_default();
+        Some(Self { per_second, newcomers })
+    }
+}
+
+/// All limits that a rule may check, by number.
+fn limits_of(rule: &Rule) -> impl Iterator<Item = usize> {
+    let all: Vec<&Limits> = match &rule.limits {
+        RuleLimits::Own(limits) => vec![limits],
+        RuleLimits::OfTier { tiers, factors, .. } => {
+            tiers.iter().chain(factors.iter().flat_map(|(_, tiers)| tiers)).collect()
+        }
+    };
+    all.into_iter().flat_map(|limits| match limits {
+        Limits::All(limits) => limits.clone(),
+        Limits::Unlimited => Vec::new(),
+    })
+}
+
+/// What matters to a limiter: the bound on new subjects is not its concern.
+fn of_store(settings: &LimitSettings) -> LimitSettings {
+    LimitSettings { max_new_subjects: None, ..*settings }
 }
 
 fn ask(check: &RuleCheck) -> Ask {

@@ -53,6 +53,7 @@ impl Settings {
                 settle: self.settle_debt.unwrap_or(false),
                 deadline: self.deadline.map(|deadline| deadline.0),
             },
+            max_new_subjects: None,
         }
     }
 }

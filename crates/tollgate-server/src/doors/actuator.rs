@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use tollgate::Engine;
+use tollgate::{Engine, ServerStatus};
 
 use super::admin::described;
 use super::problem::Problem;
@@ -82,7 +82,11 @@ impl Actuator {
     fn health(&self) -> Response<Full<Bytes>> {
         let is_in_service = !self.stop.is_cancelled();
         let mut health = status(is_in_service);
-        health["store"] = self.store();
+        let store = self.store();
+        if !store["warnings"].is_null() {
+            health["warnings"] = store["warnings"].clone();
+        }
+        health["store"] = store;
         health_response(is_in_service, &health)
     }
 
@@ -107,6 +111,10 @@ impl Actuator {
         let failures: Vec<_> = engine.recent_failures().iter().map(ToString::to_string).collect();
         if !failures.is_empty() {
             store["recentFailures"] = json!(failures);
+        }
+        let warnings = warnings(&engine.servers());
+        if !warnings.is_empty() {
+            store["warnings"] = json!(warnings);
         }
         let breakers = engine.servers().into_iter();
         let breakers = breakers.map(|it| (it.server.to_string(), json!(it.breaker.as_str()))).collect();
@@ -148,6 +156,18 @@ fn health_response(is_in_service: bool, health: &Value) -> Response<Full<Bytes>>
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }
     response
+}
+
+/// What is wrong with the settings of the store's servers, as each told when it was last connected to.
+fn warnings(servers: &[ServerStatus]) -> Vec<String> {
+    let evicts = |it: &ServerStatus| {
+        let (server, policy) = (&it.server, it.evicts_by.as_ref()?);
+        Some(format!(
+            "{server} may evict keys when its memory is full, which resets limits silently: its maxmemory-policy is {policy}, \
+             not noeviction"
+        ))
+    };
+    servers.iter().filter_map(evicts).collect()
 }
 
 fn text(kind: &'static str, body: String) -> Response<Full<Bytes>> {

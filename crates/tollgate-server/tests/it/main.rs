@@ -12,11 +12,14 @@ mod cli; // the program: its commands, exits and words
 mod config; // files, variables, flags, and every mistake at once
 mod connections; // a full table, addresses that share a prefix, memory for bodies
 mod defaults; // what compact limits, the default and a missing key mean
+mod evicting; // stores that drop keys when they are full
 mod hostile; // requests and policies made to keep the service busy
 mod identity; // who is asking: what a client can invent, and what is verified
 mod inputs; // requests that could be read in two ways
 mod log_lines; // what is in log lines, and what is not
 mod logs; // sliding logs: how large they may be, and what they keep
+mod lost_data; // a store that comes back empty
+mod new_subjects; // more new subjects than a rule may have
 mod nodes; // many nodes on one store
 mod outage_log; // what an operator reads about an outage
 mod outages; // a store that is gone

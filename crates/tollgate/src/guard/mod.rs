@@ -8,6 +8,7 @@ mod outages;
 mod several;
 mod share;
 
+use std::num::NonZeroU32;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -119,6 +120,8 @@ pub struct LimitSettings {
     pub failover_guard: bool,
     /// What happens while the store does not decide.
     pub on_failure: OnFailure,
+    /// Of a rule of a policy: how many subjects in a second may be new to this node before further ones share one bucket.
+    pub max_new_subjects: Option<NonZeroU32>,
 }
 
 impl LimitSettings {

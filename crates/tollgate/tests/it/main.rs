@@ -7,6 +7,7 @@ mod check_sets; // several limits of one request, in different slots of a cluste
 mod differential; // memory and Redis decide alike, step by step
 mod exact; // many nodes on one key admit exactly the limit
 mod failover; // primaries that change under load
+mod floods; // new keys by the thousand, in memory
 mod guard; // answers without the store
 mod lease; // nodes that borrow
 mod lending; // loans are the same in Rust and in the store

@@ -354,21 +354,22 @@ fn numbers_of_limits_are_given_back_and_never_confused() {
     let bucket = |size, per_minute| TokenBucket::new(size, Rate::per_minute(per_minute)).unwrap();
     let held = engine.limiter("held", Limit::TokenBucket(bucket(7, 1))).unwrap();
     held.try_acquire("user:1", 5);
-    // Every hundredth limit leaves a key behind, and the same key is asked for under every limit.
+    // Every thousandth limit leaves a key behind, and the same key is asked for under every limit. There are twice as many limits as
+    // numbers.
     let mut left = Vec::new();
-    for n in 0..10_000_u64 {
-        let limit = Limit::TokenBucket(bucket(20_000 + n, 1));
+    for n in 0..140_000_u64 {
+        let limit = Limit::TokenBucket(bucket(200_000 + n, 1));
         let limiter = engine.limiter("changing", limit).unwrap();
-        assert_eq!(limiter.try_acquire("user:1", 1).remaining, 20_000 + n - (n + 1), "{n} were used");
-        if n % 100 == 0 {
+        assert_eq!(limiter.try_acquire("user:1", 1).remaining, 200_000 + n - (n + 1), "{n} were used");
+        if n % 1_000 == 0 {
             limiter.try_acquire(&format!("left:{n}"), 100);
             left.push(n);
         }
     }
     assert_eq!(held.remaining("user:1"), 2);
     for n in left {
-        let limiter = engine.limiter("changing", Limit::TokenBucket(bucket(20_000 + n, 1))).unwrap();
-        assert_eq!(limiter.remaining(&format!("left:{n}")), 19_900 + n, "of the limit that was left");
+        let limiter = engine.limiter("changing", Limit::TokenBucket(bucket(200_000 + n, 1))).unwrap();
+        assert_eq!(limiter.remaining(&format!("left:{n}")), 199_900 + n, "of the limit that was left");
         let other = engine.limiter("changing", Limit::TokenBucket(bucket(200, 1))).unwrap();
         assert_eq!(other.remaining(&format!("left:{n}")), 100, "and of another");
     }
@@ -378,11 +379,12 @@ fn numbers_of_limits_are_given_back_and_never_confused() {
 fn more_limits_than_there_are_numbers_are_refused_and_the_others_go_on() {
     let engine = engine(1_000, &clock());
     let limit = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(1)).unwrap());
-    let mut limiters: Vec<_> = (1..=2_046).map(|size| engine.limiter("api", limit(size)).unwrap()).collect();
-    assert!(engine.limiter("api", limit(3_000)).is_err());
-    assert_eq!(limiters[2_045].try_acquire("user:1", 2_000).remaining, 46);
+    let mut limiters: Vec<_> = (1..=65_534).map(|size| engine.limiter("api", limit(size)).unwrap()).collect();
+    assert!(engine.limiter("api", limit(70_000)).is_err());
+    assert!(engine.limiter("other", limit(1)).is_ok(), "a limit that has a number in another scope");
+    assert_eq!(limiters[65_533].try_acquire("user:1", 65_000).remaining, 534);
     limiters.truncate(1);
-    assert_eq!(engine.limiter("api", limit(3_000)).unwrap().remaining("user:1"), 1_000);
+    assert_eq!(engine.limiter("api", limit(70_000)).unwrap().remaining("user:1"), 5_000);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::text::{AlgorithmText, FactorText, LimitItem, Many, PercentText};
+use super::text::{AlgorithmText, FactorText, LimitItem, Many, NewSubjectsText, PercentText};
 use crate::config::file::{ConsistencyName, OnStoreFailure};
 use crate::config::limits::Refill;
 use crate::config::text::{DurationText, NetworkText};
@@ -46,6 +46,8 @@ pub(in crate::config) struct PolicyFile {
     pub consistency: Option<ConsistencyName>,
     /// For every rule that does not say it itself.
     pub settle_debt: Option<bool>,
+    /// For every rule that does not say it itself.
+    pub max_new_subjects: Option<NewSubjectsText>,
 }
 
 /// Serializes rules without the fields that say nothing, one rule at a time: all fields of thousands of rules would take tens of
@@ -118,6 +120,8 @@ pub(in crate::config) struct RuleFields {
     pub lease_ceiling: Option<u64>,
     /// Whether keys count as used up when a server of the store takes over from another.
     pub failover_guard: bool,
+    /// How many subjects in a second may be new to a node before further new ones share one bucket: 1000/s. No bound if not set.
+    pub max_new_subjects: Option<NewSubjectsText>,
 }
 
 /// Where a tier comes from.

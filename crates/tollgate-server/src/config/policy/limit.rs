@@ -143,13 +143,14 @@ pub(super) fn speed(limits: &Many<LimitItem>) -> u128 {
 
 /// How the limits of a rule are kept in a store: what it says itself, or what the policy says for all.
 pub(super) fn settings(rule: &RuleFields, policy: &PolicyFile) -> LimitSettings {
-    Settings {
+    let max_new_subjects = rule.max_new_subjects.or(policy.max_new_subjects).map(|it| it.0);
+    let settings = Settings {
         consistency: rule.consistency.or(policy.consistency),
         lease_ceiling: rule.lease_ceiling,
         failover_guard: rule.failover_guard,
         on_store_failure: rule.on_store_failure.or(policy.on_store_failure),
         settle_debt: rule.settle_debt.or(policy.settle_debt),
         deadline: rule.deadline,
-    }
-    .meaning()
+    };
+    LimitSettings { max_new_subjects, ..settings.meaning() }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -383,3 +384,26 @@ impl fmt::Display for PercentText {
 }
 
 text!(PercentText, "Percent", r"^[0-9]{1,3}(\.[0-9]{1,2})?\s*%$", "10%, 0.5%");
+
+/// New subjects in a second: `1000/s`.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::config) struct NewSubjectsText(pub NonZeroU32);
+
+impl FromStr for NewSubjectsText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let count = text.trim().strip_suffix("/s").and_then(|count| count.trim().parse().ok());
+        count.map(Self).ok_or_else(|| {
+            format!("expected new subjects per second, at least 1/s, such as 1000/s, not {text}")
+        })
+    }
+}
+
+impl fmt::Display for NewSubjectsText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/s", self.0)
+    }
+}
+
+text!(NewSubjectsText, "New subjects", r"^[0-9]+\s*/s$", "Per second: 1000/s");

@@ -1,4 +1,4 @@
-//! How a state is held in the 117 bits that a slot has for it, and beside the table where they are too few.
+//! How a state is held in the 112 bits that a slot has for it, and beside the table where they are too few.
 
 use smallvec::smallvec;
 use tollgate_core::algorithm::{
@@ -9,15 +9,17 @@ use tollgate_core::{Limit, Standing, State, Timestamp};
 
 use super::LimitId;
 
-/// A word of amounts, and above it 53 bits of time. What the amounts mean is known to the algorithm of the slot's limit.
+/// 59 bits of amounts, and above them 53 bits of time. What the amounts mean is known to the algorithm of the slot's limit.
 pub(super) type Bits = u128;
 
 /// Bits that a slot has for a state.
-pub(super) const STATE_BITS: u32 = 64 + TIME_BITS;
+pub(super) const STATE_BITS: u32 = AMOUNT_BITS + TIME_BITS;
+/// Bits of a signed amount. Limits have at most 2^51 units and debts twice that, so no amount needs more than 54.
+const AMOUNT_BITS: u32 = 59;
 /// Bits of a time or a window number: [`Timestamp::MAX`] has as many.
 const TIME_BITS: u32 = 53;
 /// Set where the other bits are an index into [`Heap`].
-const IN_HEAP: Bits = 1 << 63;
+const IN_HEAP: Bits = 1 << (AMOUNT_BITS - 1);
 
 /// An algorithm whose states can be held by a slot.
 pub(super) trait Cell: Algorithm {
@@ -145,12 +147,15 @@ impl Heap {
 /// A signed amount and a time, side by side.
 #[inline]
 const fn pack(amount: i64, time: i64) -> Bits {
-    (time as Bits) << 64 | amount as u64 as Bits
+    const MASK: u64 = (1 << AMOUNT_BITS) - 1;
+    (time as Bits) << AMOUNT_BITS | (amount as u64 & MASK) as Bits
 }
 
 #[inline]
 const fn unpack(bits: Bits) -> (i64, i64) {
-    (bits as i64, (bits >> 64) as i64)
+    // Shifted to the top and back: the sign comes along.
+    const ABOVE: u32 = i64::BITS - AMOUNT_BITS;
+    ((bits as i64) << ABOVE >> ABOVE, (bits >> AMOUNT_BITS) as i64)
 }
 
 /// What the states of two numbers have in common.
@@ -253,9 +258,8 @@ impl Cell for SlidingLog {
     }
 }
 
-/// Bits of a count that is held in a slot: two of them, each below a bit that is not theirs. Larger ones go beside the
-/// table.
-const COUNT_BITS: u32 = 31;
+/// Bits of a count that is held in a slot: two of them fit below [`IN_HEAP`]. Larger ones go beside the table.
+const COUNT_BITS: u32 = 29;
 
 impl Cell for SlidingCounter {
     type Snapshot = Standing;
@@ -328,7 +332,7 @@ fn pack_counter(limit: &SlidingCounter, state: &CounterState) -> Option<Bits> {
         }
     }
     let fits = counts.iter().all(|count| *count >> COUNT_BITS == 0);
-    fits.then(|| pack(counts[0] << 32 | counts[1], state.seen))
+    fits.then(|| pack(counts[0] << COUNT_BITS | counts[1], state.seen))
 }
 
 #[inline]
@@ -336,7 +340,7 @@ fn unpack_counter(limit: &SlidingCounter, bits: Bits) -> CounterState {
     const COUNT: i64 = (1 << COUNT_BITS) - 1;
     let (counts, seen) = unpack(bits);
     let first = seen / limit.window().get() as i64 - 1;
-    let counts = smallvec![counts >> 32 & COUNT, counts & COUNT];
+    let counts = smallvec![counts >> COUNT_BITS & COUNT, counts & COUNT];
     CounterState { seen, tail: seen, first, counts, waiting: Vec::new() }
 }
 

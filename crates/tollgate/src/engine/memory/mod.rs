@@ -1,18 +1,20 @@
 //! The memory engine: the state of all keys in this process, behind many small locks.
 
 mod cell;
+mod numbers;
 mod several;
 mod shard;
 
 use std::convert::Infallible;
-use std::num::NonZeroU16;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use tollgate_core::{Algorithm, Ask, Decision, Limit, Outcome, Standing, Timestamp};
 use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use self::cell::Cell;
+pub use self::numbers::TooManyLimits;
+use self::numbers::{LIMITS_MAX, LimitId, Limits};
 use self::shard::{Asker, FILL_MEAN, Hash, Shard};
 use crate::clock::Clock;
 use crate::engine::RateLimiter;
@@ -24,8 +26,9 @@ const SHARDS_MIN: usize = 64;
 /// How large the engine may become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryConfig {
-    /// Keys kept at the same time. Beyond it new keys displace those that have used the least of their limit. Chance
-    /// decides which part of the table a key falls into, so an eighth more (in small tables more) may be held before that.
+    /// Keys kept at the same time. Beyond it new keys displace those that have used the least of their limit, of the scopes that
+    /// hold more than their part: the keys divided by the scopes that have any. Chance decides which shard of the table a key falls
+    /// into, so an eighth more (in small tables more) may be held before that.
     pub max_keys: usize,
 }
 
@@ -85,64 +88,6 @@ impl Secret {
 #[repr(align(128))]
 struct Padded(Lock<Shard>);
 
-/// Marks a slot whose state is beside the table, with the number of its limit and what lies over.
-const CARRIED: LimitId = match NonZeroU16::new((1 << (u128::BITS - cell::STATE_BITS)) - 1) {
-    Some(last) => last,
-    None => NonZeroU16::MIN,
-};
-
-/// Limits that a slot has bits to tell apart.
-const LIMITS_MAX: u16 = CARRIED.get() - 1;
-
-/// Which limit a state belongs to. Zero marks a slot without state.
-pub(super) type LimitId = NonZeroU16;
-
-/// The limits that limiters hold or states refer to, by number.
-#[derive(Default)]
-pub(super) struct Limits(Vec<Option<Known>>);
-
-struct Known {
-    limit: Limit,
-    /// Alive while a limiter has the number.
-    held: Weak<()>,
-}
-
-impl Limits {
-    pub(super) fn get(&self, id: LimitId) -> Option<&Limit> {
-        self.0.get(usize::from(id.get()) - 1)?.as_ref().map(|known| &known.limit)
-    }
-
-    /// The number of a limit, old or new, and what to hold as long as it is needed. None if all numbers are given out.
-    fn number(&mut self, limit: Limit) -> Option<(LimitId, Arc<()>)> {
-        let known = self.0.iter().position(|it| it.as_ref().is_some_and(|known| known.limit == limit));
-        let index = match known.or_else(|| self.0.iter().position(Option::is_none)) {
-            Some(index) => index,
-            None if self.0.len() < usize::from(LIMITS_MAX) => {
-                self.0.push(None);
-                self.0.len() - 1
-            }
-            None => return None,
-        };
-        let held = self.0[index].as_ref().and_then(|known| known.held.upgrade()).unwrap_or_default();
-        self.0[index] = Some(Known { limit, held: Arc::downgrade(&held) });
-        Some((u16::try_from(index + 1).ok().and_then(LimitId::new)?, held))
-    }
-
-    /// Gives up the numbers that no limiter holds, but for those that were `noted`.
-    fn forget(&mut self, noted: &[bool]) {
-        for (known, noted) in self.0.iter_mut().zip(noted.iter().skip(1)) {
-            if !noted && known.as_ref().is_some_and(|known| known.held.strong_count() == 0) {
-                *known = None;
-            }
-        }
-    }
-}
-
-/// Limiters and states refer to more different limits than an engine can number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("more than {LIMITS_MAX} different limits in one memory engine")]
-pub struct TooManyLimits;
-
 /// What the engine holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryStats {
@@ -174,10 +119,10 @@ impl MemoryEngine {
     /// carried over when it is asked for under another of the same algorithm. (Another algorithm starts afresh and forgets, so scopes
     /// should name it.)
     pub fn limiter(&self, scope: &str, limit: Limit) -> Result<MemoryLimiter, TooManyLimits> {
-        let (id, held) = self.0.number(limit).ok_or(TooManyLimits)?;
         let Hash { high, low } = self.0.secret.hash(scope);
         // Turned by a bit, or a key and a scope could change places.
         let scope = Hash { high: high.rotate_left(1), low: low.rotate_left(1) };
+        let (id, held) = self.0.number(scope, limit).ok_or(TooManyLimits)?;
         Ok(MemoryLimiter { table: Arc::clone(&self.0), limit, id, _held: held, scope })
     }
 
@@ -223,27 +168,25 @@ impl MemoryEngine {
 }
 
 impl Table {
-    /// The number of a limit, and what to hold as long as it is needed. If all numbers are given out, those are given up that no
-    /// limiter has and no state refers to: a walk over the whole table, once in two thousand limits.
-    fn number(&self, limit: Limit) -> Option<(LimitId, Arc<()>)> {
+    /// The number of a limit of a scope, and what to hold as long as it is needed. If all numbers are given out, those are given
+    /// up that no limiter has and no state refers to: a walk over the whole table, once in 65,534 limits.
+    fn number(&self, scope: Hash, limit: Limit) -> Option<(LimitId, Arc<()>)> {
         let _numbering = self.numbering.lock();
-        let numbered = self.limits.write().number(limit);
+        let numbered = self.limits.write().number(scope, limit);
         if numbered.is_some() {
             return numbered;
         }
         // States are only ever written under the limits of limiters, so what is noted here can become fewer, not more. A number that
         // is let go while this goes on may have been written after its shard was seen, and must wait for the next time.
-        let mut noted = [false; LIMITS_MAX as usize + 1];
-        for (id, known) in self.limits.read().0.iter().enumerate() {
-            noted[id + 1] = known.as_ref().is_some_and(|known| known.held.strong_count() > 0);
-        }
+        let mut noted = vec![false; usize::from(LIMITS_MAX) + 1];
+        self.limits.read().note_held(&mut noted);
         let now = self.clock.now();
         for shard in &self.shards {
             shard.0.lock().note_limits(&self.limits, now, &mut noted);
         }
         let mut limits = self.limits.write();
         limits.forget(&noted);
-        limits.number(limit)
+        limits.number(scope, limit).or_else(|| limits.number_of_another_scope(limit))
     }
 
     #[inline]

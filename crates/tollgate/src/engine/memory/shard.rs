@@ -14,7 +14,7 @@ use tollgate_core::algorithm::Algorithm;
 use tollgate_core::{Limit, State, Timestamp};
 
 use super::cell::{self, Bits, Cell, Heap, STATE_BITS};
-use super::{CARRIED, LIMITS_MAX, LimitId, Limits};
+use super::numbers::{CARRIED, LimitId, Limits};
 
 /// Slots of a shard, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
 /// smaller shards would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
@@ -31,9 +31,12 @@ const PAIR: usize = 2;
 const OVERHANG: usize = 64;
 /// Neighbours that are looked at when a full shard must take a new key. They are as good as random: hashes sort them.
 const VICTIMS: usize = 16;
+/// Slots that are looked at, at most, to find a key of a scope that holds more than its part. A scope at its part of a shard that 64
+/// scopes share is missed once in ten million times.
+const LOOKED_MAX: usize = 1_024;
 
 /// 128 keyed bits of a key. Two keys with the same ones would share a state, so 64 would be too few to promise.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Hash {
     /// Sorts the slots.
     pub(super) high: u64,
@@ -167,6 +170,16 @@ impl Slots {
     }
 }
 
+/// How much would be lost with a key: the least is evicted first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Worth {
+    /// Whether its scope holds no more than its part of the shard.
+    is_within_part: bool,
+    /// How much of its limit it has used, in 65,536ths.
+    used_share: u32,
+    full_at: Timestamp,
+}
+
 /// A state under the limit of whoever asks.
 struct Found {
     state: State,
@@ -185,6 +198,42 @@ pub(super) struct Shard {
     len_max: usize,
     heap: Heap,
     evicted: u64,
+    parts: Parts,
+}
+
+/// How many keys each scope has in a shard, by the number of its part.
+#[derive(Default)]
+struct Parts {
+    keys: Vec<u16>,
+    /// Scopes that have any.
+    used: usize,
+}
+
+impl Parts {
+    fn add(&mut self, part: u16) {
+        let part = usize::from(part);
+        if part >= self.keys.len() {
+            self.keys.resize(part + 1, 0);
+        }
+        self.used += usize::from(self.keys[part] == 0);
+        self.keys[part] += 1;
+    }
+
+    fn remove(&mut self, part: u16) {
+        if let Some(keys) = self.keys.get_mut(usize::from(part)).filter(|keys| **keys > 0) {
+            *keys -= 1;
+            self.used -= usize::from(*keys == 0);
+        }
+    }
+
+    /// Keys that a scope may hold in a full shard of `len_max` keys before it is the first to lose some.
+    fn each(&self, len_max: usize) -> usize {
+        len_max / self.used.max(1)
+    }
+
+    fn keys(&self, part: u16) -> usize {
+        self.keys.get(usize::from(part)).map_or(0, |keys| usize::from(*keys))
+    }
 }
 
 impl Shard {
@@ -199,12 +248,14 @@ impl Shard {
             len_max: keys + unlucky,
             heap: Heap::default(),
             evicted: 0,
+            parts: Parts::default(),
         }
     }
 
     /// Forgets all keys, and gives their memory back.
     pub(super) fn clear(&mut self) {
         (self.slots, self.pointed, self.len, self.heap) = (Slots::default(), 0, 0, Heap::default());
+        self.parts = Parts::default();
     }
 
     pub(super) fn len(&self) -> usize {
@@ -217,7 +268,7 @@ impl Shard {
 
     /// Bytes in use: what was asked for but never touched costs nothing.
     pub(super) fn bytes(&self) -> usize {
-        self.pointed * size_of::<Slot>() + self.heap.bytes()
+        self.pointed * size_of::<Slot>() + self.heap.bytes() + self.parts.keys.capacity() * size_of::<u16>()
     }
 
     /// A copy of the state of a key, carried over if it was another limit's, or a fresh one.
@@ -303,12 +354,28 @@ impl Shard {
         {
             let mut bits = slot.bits();
             let result = algorithm.update(&mut bits, &mut self.heap, change);
-            self.slots.set(at, Slot { hash: asker.hash, word: word(asker.id, bits) });
+            self.replace(at, Slot { hash: asker.hash, word: word(asker.id, bits) }, &asker.limits.read());
             return result;
         }
         self.update_whole(asker, algorithm, takes, |state| {
             asker.limit.with_beside(state, asker.now, |own| whole::as_own(own, algorithm, asker, change))
         })
+    }
+
+    /// Puts a slot in the place of another one of the same key.
+    fn replace(&mut self, at: usize, slot: Slot, limits: &Limits) {
+        self.parts.remove(self.part(self.slots.get(at), limits));
+        self.slots.set(at, slot);
+        self.parts.add(self.part(slot, limits));
+    }
+
+    /// The part of the table that a slot counts towards: that of the scope of its limiter.
+    fn part(&self, slot: Slot, limits: &Limits) -> u16 {
+        let id = match slot.id() {
+            Some(CARRIED) => self.heap.carried(slot.bits()).map(|(id, _)| id),
+            id => id,
+        };
+        id.map_or(0, |id| limits.part(id))
     }
 
     /// Forgets a key.
@@ -333,12 +400,7 @@ impl Shard {
     }
 
     /// Drops the keys that are full again, and notes the numbers of the limits that the others refer to.
-    pub(super) fn note_limits(
-        &mut self,
-        limits: &RwLock<Limits>,
-        now: Timestamp,
-        noted: &mut [bool; LIMITS_MAX as usize + 1],
-    ) {
+    pub(super) fn note_limits(&mut self, limits: &RwLock<Limits>, now: Timestamp, noted: &mut [bool]) {
         if self.len == 0 {
             return;
         }
@@ -442,7 +504,9 @@ impl Shard {
             self.take_out(at, &limits);
         }
         if self.len >= self.len_max {
+            self.parts.add(limits.part(id));
             self.make_room(self.position(hash, self.home(hash)), &limits, now);
+            self.parts.remove(limits.part(id));
         }
         // Beyond, too many keys would stand in another line than they belong to.
         if (self.len + 1) * 100 > self.pointed * FILL_MAX_PERCENT {
@@ -450,6 +514,7 @@ impl Shard {
         }
         let bits = algorithm.store(state, &mut self.heap);
         self.place(Slot { hash, word: word(id, bits) });
+        self.parts.add(limits.part(id));
     }
 
     /// Puts a slot where it belongs.
@@ -475,7 +540,9 @@ impl Shard {
 
     /// Frees a slot, and lets the ones behind it move up to where they belong.
     fn take_out(&mut self, at: usize, limits: &Limits) {
-        self.release(self.slots.get(at), limits);
+        let slot = self.slots.get(at);
+        self.parts.remove(self.part(slot, limits));
+        self.release(slot, limits);
         let mut end = at + 1;
         while self.slots.is_used(end) && self.home(self.slots.get(end).hash) < end {
             end += 1;
@@ -485,29 +552,42 @@ impl Shard {
         self.len -= 1;
     }
 
-    /// In a full shard, drops every neighbour of the newcomer that is full again; if there is none, the one that has
-    /// used the least of its limit. So a flood of new keys frees nobody who is at a limit, unless the flood is as well.
+    /// Makes room in a full shard for a key that its scope's part already counts.
+    ///
+    /// Drops every neighbour of the newcomer that is full again. If there is none, evicts one key: of a scope that holds more than
+    /// its part, the key that has used the least of its limit, and of equal ones the key that is full again soonest. So a flood of
+    /// new keys cannot evict keys of a scope that holds no more than its part, nor keys that are at their limit for longer.
     fn make_room(&mut self, first: usize, limits: &Limits, now: Timestamp) {
         let before = self.len;
-        let mut least = None;
+        let part_max = self.parts.each(self.len_max);
+        let mut victim: Option<(Worth, usize)> = None;
         let mut at = first;
-        for _ in 0..VICTIMS {
+        for looked in 0..LOOKED_MAX.min(before) {
+            let is_neighbour = looked < VICTIMS;
+            if !is_neighbour && (self.len < before || victim.is_some_and(|(worth, _)| !worth.is_within_part))
+            {
+                break;
+            }
             at = self.next_used(at);
             let slot = self.slots.get(at);
-            let Some(full_at) = self.full_at(slot, limits) else { break };
-            if full_at <= now {
-                // The ones behind it move up, so the next to look at is here again.
-                self.take_out(at, limits);
-                continue;
-            }
-            let Some(used) = self.used_share(slot, limits, now) else { break };
-            if least.is_none_or(|(least, _)| used < least) {
-                least = Some((used, at));
+            let is_within_part = self.parts.keys(self.part(slot, limits)) <= part_max;
+            if is_neighbour || !is_within_part {
+                let Some(full_at) = self.full_at(slot, limits) else { break };
+                if full_at <= now {
+                    // The ones behind it move up, so the next to look at is here again.
+                    self.take_out(at, limits);
+                    continue;
+                }
+                let Some(used_share) = self.used_share(slot, limits, now) else { break };
+                let worth = Worth { is_within_part, used_share, full_at };
+                if victim.is_none_or(|(least, _)| worth < least) {
+                    victim = Some((worth, at));
+                }
             }
             at += 1;
         }
         if self.len == before
-            && let Some((_, at)) = least
+            && let Some((_, at)) = victim
         {
             self.take_out(at, limits);
             self.evicted += 1;
@@ -526,6 +606,7 @@ impl Shard {
         for at in 0..if self.pointed == 0 { 0 } else { self.slots_end() } {
             let slot = self.slots.get(at);
             if self.full_at(slot, limits).is_some_and(|full_at| full_at <= now) {
+                self.parts.remove(self.part(slot, limits));
                 self.release(slot, limits);
                 self.slots.set(at, Slot::EMPTY);
                 self.len -= 1;

@@ -9,6 +9,7 @@ mod control;
 mod discovery;
 mod driver;
 mod error;
+mod eviction;
 mod expiry;
 mod fuse;
 mod late;
@@ -35,7 +36,7 @@ use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Micros, Standing, Timestam
 
 use self::call::{Call, Leading, Turn};
 pub use self::config::{LogStorage, RedisConfig, TlsConfig};
-pub use self::control::{ASSIGNED_MAX, AssignedTier, Control, News};
+pub use self::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, News, Version};
 pub use self::driver::RedisDriver;
 use self::driver::{Tasks, driver};
 pub use self::error::StoreError;

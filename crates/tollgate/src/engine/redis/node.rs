@@ -1,6 +1,5 @@
 //! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
 
-use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tollgate_core::{BreakerConfig, Timestamp};
 
 use super::error::{StoreError, connect_error, is_refusal};
+use super::eviction::{evicts, maxmemory_policy};
 use super::expiry::warn_of_blocking_expiry;
 use super::fuse::{Crossing, Fuse};
 use super::script::{SCRIPTS, Script};
@@ -119,6 +119,8 @@ pub(super) struct Node {
     lanes: Box<[Lane]>,
     /// Since when it writes its own history, if that is known.
     takeover: Mutex<Option<Takeover>>,
+    /// The server's `maxmemory-policy`, if it may evict states under it.
+    evicts_by: Mutex<Option<String>>,
     /// The last time that the server told, in microseconds, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
@@ -201,6 +203,7 @@ impl Node {
             lanes: (0..entry.connections.max(1)).map(lane).collect(),
             entry,
             clock: Mutex::new(None),
+            evicts_by: Mutex::new(None),
             takeover: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
             loaded: SCRIPTS.all().map(|_| tokio::sync::Mutex::default()).collect(),
@@ -599,24 +602,30 @@ impl Node {
         }
     }
 
-    /// Under `allkeys-*` the server drops limits silently when its memory is full. Only a warning: the user may not be
-    /// allowed to ask.
+    /// Warns of a server that may drop states when its memory is full, once for each policy that it has. The user may not be allowed to
+    /// ask: then that is said.
     async fn warn_of_eviction(&self, connection: &mut MultiplexedConnection) {
-        let mut ask = Cmd::new();
-        ask.arg("CONFIG").arg("GET").arg("maxmemory-policy");
-        let Ok(Ok(answer)) = single(connection.send_packed_command(&ask).await)
-            .map(redis::from_redis_value::<HashMap<String, String>>)
-        else {
-            return;
+        let policy = match maxmemory_policy(connection).await {
+            Ok(policy) => policy.filter(|policy| evicts(policy)),
+            Err(why) => {
+                tracing::info!(server = %self.name, "cannot tell whether the server evicts keys: {why}");
+                return;
+            }
         };
-        if let Some(policy) = answer.get("maxmemory-policy").filter(|policy| policy.starts_with("allkeys-")) {
+        let before = std::mem::replace(&mut *self.evicts_by.lock(), policy.clone());
+        if let Some(policy) = policy.filter(|policy| before.as_ref() != Some(policy)) {
             tracing::warn!(
                 server = %self.name,
                 policy,
-                "the server may evict any key when its memory is full, which would reset limits silently; \
-                 set maxmemory-policy to noeviction or volatile-ttl"
+                "the server may evict keys when its memory is full, which resets limits silently; \
+                 set maxmemory-policy to noeviction"
             );
         }
+    }
+
+    /// The `maxmemory-policy` of the server, if it may evict states under it.
+    pub(super) fn evicts_by(&self) -> Option<String> {
+        self.evicts_by.lock().clone()
     }
 }
 

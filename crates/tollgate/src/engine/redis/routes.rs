@@ -64,6 +64,8 @@ pub struct ServerStatus {
     pub breaker: BreakerState,
     /// How often its breaker has opened.
     pub opened: u64,
+    /// Its `maxmemory-policy`, if it may evict states under it: any but `noeviction`.
+    pub evicts_by: Option<String>,
 }
 
 /// What a server answered, and between which instants it did.
@@ -147,6 +149,7 @@ impl Routes {
             server: Arc::clone(&node.name),
             breaker: node.fuse.state(),
             opened: node.fuse.opened(),
+            evicts_by: node.evicts_by(),
         };
         table.nodes.iter().map(status).collect()
     }

@@ -8,7 +8,7 @@ use tollgate_core::{
 };
 
 use super::LogStorage;
-use super::control::{ASSIGNED_MAX, AssignedTier};
+use super::control::{ASSIGNED_MAX, AssignedTier, Version};
 use super::node::Bearings;
 
 /// A script by its text and by the name under which servers keep it.
@@ -317,25 +317,51 @@ pub(super) fn live(key: &str, node: &str, counts_for_us: u64, now: Option<Timest
 
 /// What is said to all nodes, or asked.
 pub(super) enum Order<'a> {
-    Poll { policy_number: u64, tiers_number: u64 },
-    Push(Option<&'a str>),
-    Assign(&'a AssignedTier),
+    /// What is there that a node who knows these versions does not?
+    Poll { policy: &'a Version, tiers: &'a Version },
+    /// A policy, or none, from a node that knows this number.
+    Push { known: u64, epoch: &'a str, text: &'a str },
+    /// A policy that the store has lost.
+    Keep { version: &'a Version, text: &'a str },
+    /// A tier, from a node that knows this number.
+    Assign { known: u64, epoch: &'a str, tier: &'a AssignedTier },
+    /// Some of the tiers that the store has lost, gathered under `place`; with the last of them, how many there are.
+    Restore { version: &'a Version, place: &'a str, members: Option<usize>, tiers: &'a [AssignedTier] },
 }
 
+/// Unfinished tiers are kept for so long after the last part: their node may be gone.
+const UNFINISHED_KEPT_MS: u64 = 60_000;
+
 /// The call that passes on what all nodes go by.
-pub(super) fn control(keys: &[String; 2], order: &Order<'_>) -> Command {
-    let script = &SCRIPTS.control;
-    let mut said = Cmd::new();
-    said.arg("EVALSHA").arg(&script.sha).arg(2).arg(&keys[0]).arg(&keys[1]);
+pub(super) fn control(keys: &[String; 2], order: &Order<'_>, now: Option<Timestamp>) -> Command {
+    let mut names = vec![keys[0].as_str(), keys[1].as_str()];
+    if let Order::Restore { place, .. } = order {
+        names.push(place);
+    }
+    let mut command = evalsha(&SCRIPTS.control, &names, now);
+    let said = &mut command.said;
     match order {
-        Order::Poll { policy_number, tiers_number } => said.arg("poll").arg(policy_number).arg(tiers_number),
-        Order::Push(Some(text)) => said.arg("push").arg(text),
-        Order::Push(None) => said.arg("withdraw"),
-        Order::Assign(AssignedTier { family, member, tier }) => {
-            said.arg("assign").arg(family).arg(member).arg(tier).arg(ASSIGNED_MAX)
+        Order::Poll { policy, tiers } => {
+            said.arg("poll").arg(policy.number).arg(&policy.epoch).arg(tiers.number).arg(&tiers.epoch);
         }
-    };
-    Command { said, script: Some(script) }
+        Order::Push { known, epoch, text } => {
+            said.arg("push").arg(known).arg(epoch).arg(text);
+        }
+        Order::Keep { version, text } => {
+            said.arg("keep").arg(version.number).arg(&version.epoch).arg(text);
+        }
+        Order::Assign { known, epoch, tier: AssignedTier { family, member, tier } } => {
+            said.arg("assign").arg(known).arg(epoch).arg(family).arg(member).arg(tier).arg(ASSIGNED_MAX);
+        }
+        Order::Restore { version, members, tiers, .. } => {
+            said.arg("restore").arg(version.number).arg(&version.epoch);
+            said.arg(members.map(|count| count.to_string()).unwrap_or_default()).arg(UNFINISHED_KEPT_MS);
+            for AssignedTier { family, member, tier } in *tiers {
+                said.arg(format!("t {family} {member}")).arg(tier);
+            }
+        }
+    }
+    command
 }
 
 /// A call of a script: EVALSHA, its keys, and the time if it is not to read its own.

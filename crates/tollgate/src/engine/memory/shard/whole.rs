@@ -2,8 +2,8 @@
 
 use tollgate_core::State;
 
-use super::super::CARRIED;
 use super::super::cell::Cell;
+use super::super::numbers::CARRIED;
 use super::{Asker, Found, Shard, Slot, word};
 
 impl Shard {
@@ -30,7 +30,9 @@ impl Shard {
         if state == before && !(takes && is_changed) {
             return result;
         }
-        self.release(slot, &asker.limits.read());
+        let limits = asker.limits.read();
+        self.parts.remove(self.part(slot, &limits));
+        self.release(slot, &limits);
         let word = match state {
             State::Carried(_) => word(CARRIED, self.heap.insert_carried(asker.id, state)),
             plain => {
@@ -39,6 +41,7 @@ impl Shard {
             }
         };
         self.slots.set(at, Slot { hash: asker.hash, word });
+        self.parts.add(limits.part(asker.id));
         result
     }
 }
