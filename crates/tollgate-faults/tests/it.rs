@@ -68,4 +68,5 @@ rows! {
     a_client_overloads_the_store "32a"
     the_machine_is_saturated "32b"
     clients_leave_before_they_are_answered "33"
+    the_store_loses_a_pushed_policy "34"
 }

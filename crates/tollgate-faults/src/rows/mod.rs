@@ -156,6 +156,7 @@ pub const ALL: &[Row] = rows! {
     "32a" "a client makes more checks than the store can decide" overload::flooded;
     "32b" "seven processes keep the machine's two cores busy" overload::saturated;
     "33" "clients leave while limits in three slots are being taken from" cancelled::disconnected;
+    "34" "the store loses all data five times, with a pushed policy" policy::lost;
 };
 
 /// When the parts of a run began.

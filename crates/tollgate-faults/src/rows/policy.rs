@@ -113,6 +113,67 @@ pub(super) fn pushed(pace: Pace, seed: u64) -> Option<Judge> {
     Some(judge_unnoticed(judge, &Parts { begun, fault, mending: healed, healed }, 0, ""))
 }
 
+/// How often the store loses everything.
+const LOSSES: u32 = 5;
+/// Nodes ask the store for news five times a second; so long after a loss, one of them has written the policy back.
+const WRITTEN_BACK_WITHIN: Duration = Duration::from_secs(1);
+
+pub(super) fn lost(pace: Pace, seed: u64) -> Option<Judge> {
+    let server = RedisServer::build().tcp().start();
+    let mut rig = Rig::start(&format!("redis://{}", server.tcp_address()), Setup::new(seed));
+    let addresses: Vec<_> = rig.nodes.iter().map(|node| node.address).collect();
+    let versions = || -> Vec<Option<String>> { addresses.iter().map(|address| version(*address)).collect() };
+    let of_all = |versions: &[Option<String>]| match versions {
+        [Some(first), others @ ..] if others.iter().all(|it| it.as_ref() == Some(first)) => Some(first.clone()),
+        _ => None,
+    };
+    let own = of_all(&versions());
+    Connection::to(addresses[0]).ask("PUT", "/admin/policy", &policy(0));
+    wait_until("all nodes go by the first policy", || of_all(&versions()).is_some_and(|it| Some(it) != own));
+    let first = of_all(&versions());
+    rig.mark("baseline");
+    rig.wait(pace.baseline);
+    let fault = rig.mark("FLUSHALL, again and again");
+    let (mut kept, mut written_back) = (0, 0);
+    for _ in 0..LOSSES {
+        server.cli(&["FLUSHALL"]);
+        rig.wait((pace.fault / LOSSES).max(WRITTEN_BACK_WITHIN));
+        kept += u32::from(versions().iter().all(|it| *it == first));
+        written_back += u32::from(server.cli(&["EXISTS", "rate_limiter:{control}:policy"]).trim() == "1");
+    }
+    // The node that is told has heard nothing of the others since the last loss.
+    server.cli(&["FLUSHALL"]);
+    let pushed = Connection::to(addresses[1]).ask("PUT", "/admin/policy", &policy(1)).map(|(status, _)| status);
+    let healed = rig.mark("another policy is pushed");
+    rig.wait(WRITTEN_BACK_WITHIN);
+    let last = of_all(&versions());
+    rig.wait(pace.recovery);
+    let is_the_same = last.is_some() && last == of_all(&versions());
+    let mut judge = Judge::of(rig.finish());
+    judge.decision(
+        "the pushed policy stays in force on all nodes",
+        format!("{kept} of {LOSSES} times"),
+        kept == LOSSES,
+    );
+    judge.decision("a node writes it back", format!("{written_back} of {LOSSES} times"), written_back == LOSSES);
+    judge.decision(
+        "all nodes go by the policy that is pushed afterwards",
+        format!("{last:?} after {first:?}"),
+        pushed == Some(200) && is_the_same && last != first,
+    );
+    judge.none_open(fault, healed);
+    judge.no_leak();
+    Some(judge)
+}
+
+/// The version of the policy that a node goes by.
+fn version(node: SocketAddr) -> Option<String> {
+    let answer = get(node, "/admin/policy")?;
+    let (_, body) = answer.split_once("\r\n\r\n")?;
+    let policy: serde_json::Value = serde_json::from_str(body).ok()?;
+    policy["version"].as_str().map(str::to_owned)
+}
+
 /// Clients that ask for what the policy limits.
 struct Load {
     stop: std::sync::Arc<AtomicBool>,
