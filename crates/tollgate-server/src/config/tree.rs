@@ -2,6 +2,8 @@
 //!
 //! Memory is bounded by the number of values and the length of texts, so by a small multiple of the input.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Value};
 
@@ -42,7 +44,8 @@ pub(super) struct Places {
 enum Parts {
     None,
     Items(Vec<Places>),
-    Fields(Vec<(Box<str>, Places)>),
+    /// By digest of the name: the value holds the names already, and two that share a digest only share a position.
+    Fields(Vec<(u64, Places)>),
 }
 
 impl Default for Places {
@@ -58,13 +61,16 @@ impl Places {
             Parts::None => None,
             Parts::Items(items) => items.get(name.parse::<usize>().ok()?),
             // Of a repeated field the last one counts, as in the value.
-            Parts::Fields(fields) => fields.iter().rev().find(|(known, _)| **known == **name).map(|it| &it.1),
+            Parts::Fields(fields) => {
+                let digest = digest(name);
+                fields.iter().rev().find(|(known, _)| *known == digest).map(|it| &it.1)
+            }
         });
         part.map(|places| places.at)
     }
 }
 
-/// Values of a file. A policy of 10,000 rules has fewer; this many take some 20 MB.
+/// Values of a file. A policy of 10,000 rules has fewer; this many take some 30 MB until they are rules.
 const NODES_MAX: usize = 100_000;
 /// Entries of one list: as many as a policy may have rules.
 const ITEMS_MAX: usize = 10_000;
@@ -74,6 +80,12 @@ const DEPTH_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 1_024;
 /// Bytes of a text: as many as a path or a header may have in a request.
 const TEXT_BYTES_MAX: usize = 4 * 1_024;
+
+fn digest(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
 
 /// A mistake and its position.
 pub(super) type Mistake = (Position, String);
@@ -171,6 +183,8 @@ impl<'a> Reader<'a> {
         loop {
             let (event, position) = self.next()?;
             if matches!(event, Event::SequenceEnd) {
+                items.shrink_to_fit();
+                places.shrink_to_fit();
                 return Ok((Value::Array(items), Places { at, parts: Parts::Items(places) }));
             }
             if items.len() == ITEMS_MAX {
@@ -188,6 +202,7 @@ impl<'a> Reader<'a> {
             let (event, name_at) = self.next()?;
             let name = match event {
                 Event::MappingEnd => {
+                    places.shrink_to_fit();
                     return Ok((Value::Object(fields), Places { at, parts: Parts::Fields(places) }));
                 }
                 Event::Scalar(name, ..) => name,
@@ -196,7 +211,7 @@ impl<'a> Reader<'a> {
             let name = check_length(&name, "the name of a field", NAME_BYTES_MAX, name_at)?;
             let (event, position) = self.next()?;
             let (value, place) = self.node(event, position, depth + 1)?;
-            places.push((name.into(), Places { at: name_at, ..place }));
+            places.push((digest(name), Places { at: name_at, ..place }));
             if fields.insert(name.to_owned(), value).is_some() && self.mistakes.len() < MISTAKES_MAX {
                 self.mistakes.push((name_at, format!("{}: stands here a second time", shown(name))));
             }

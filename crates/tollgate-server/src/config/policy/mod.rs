@@ -88,7 +88,10 @@ impl Default for PolicyContext {
 
 /// A short name for what was written.
 pub(super) fn version(value: &Value) -> String {
-    let digest = Sha256::digest(value.to_string());
+    let mut hasher = Sha256::new();
+    // Hashing does not fail, and values are written without a copy of the whole.
+    let _ = serde_json::to_writer(&mut hasher, value);
+    let digest = hasher.finalize();
     digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
