@@ -129,10 +129,17 @@ fn sim(options: &[String]) -> Result<()> {
     succeed(cargo(&run).args(options))
 }
 
-/// The cargo that runs this.
+/// The cargo that runs this, without what it has told this program of its package: build scripts that look at such variables
+/// would run again each time, and all that depends on them would be built again.
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
+    for (name, _) in std::env::vars_os() {
+        let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if name.to_str().is_some_and(is_of_package) {
+            command.env_remove(&name);
+        }
+    }
     command
 }
 

@@ -33,12 +33,11 @@ impl Shard {
         let limits = asker.limits.read();
         self.parts.remove(self.part(slot, &limits));
         self.release(slot, &limits);
-        let word = match state {
-            State::Carried(_) => word(CARRIED, self.heap.insert_carried(asker.id, state)),
-            plain => {
-                let own = A::own(plain).unwrap_or_else(|| algorithm.fresh(asker.now));
-                word(asker.id, algorithm.store(own, &mut self.heap))
-            }
+        let word = if matches!(state, State::Carried(_)) {
+            word(CARRIED, self.heap.insert_carried(asker.id, state))
+        } else {
+            let own = A::own(state).unwrap_or_else(|| algorithm.fresh(asker.now));
+            word(asker.id, algorithm.store(own, &mut self.heap))
         };
         self.slots.set(at, Slot { hash: asker.hash, word });
         self.parts.add(limits.part(asker.id));
