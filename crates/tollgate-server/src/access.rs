@@ -208,7 +208,9 @@ mod tests {
     #[test]
     fn beyond_loopback_a_token_or_a_trusted_network_is_needed() {
         let access = access(false, &["10.1.0.0/16"]);
-        let may = |peer, headers: &HeaderMap| access.may_name_keys(peer, headers, &ClientAddress::default());
+        let may = |peer: IpAddr, headers: &HeaderMap| {
+            access.may_name_keys(peer, headers, &ClientAddress::default())
+        };
         let [far, near, mapped] = ["192.0.2.1", "10.1.2.3", "::ffff:10.1.2.3"].map(ip);
         assert!(!may(far, &HeaderMap::new()));
         assert!(!may(far, &bearer("wrong horse battery..")));
