@@ -431,7 +431,7 @@ impl Algorithm for SlidingCounter {
         let cost = cost.min(most - next.sum(index - self.buckets(), index));
         if cost > 0 {
             next.add(index, cost);
-            (next.seen, next.tail) = (time, earliest);
+            next.promise(time, earliest, cost);
             *state = next;
         }
     }

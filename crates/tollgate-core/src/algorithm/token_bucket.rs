@@ -159,8 +159,12 @@ impl TokenBucket {
             true => (room * self.unit() as i64, Over { permits: permits - room, rest }),
             false => (permits * self.unit() as i64 + rest, Over::NONE),
         };
-        // Later rather than earlier, where ticks are longer: what flows in one must not flow twice.
-        let at = div_ceil(consumed.at, self.scale.tick);
+        // Later rather than earlier, where ticks are longer: what flows in one must not flow twice. Into a full bucket nothing flows.
+        let is_full = permits == 0 && rest == 0 && out == 0;
+        let at = match is_full {
+            true => self.ticks(Timestamp::at(consumed.at)),
+            false => div_ceil(consumed.at, self.scale.tick),
+        };
         (BucketState { level: home * self.unit() as i64 - taken, at }, over)
     }
 

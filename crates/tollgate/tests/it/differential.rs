@@ -81,6 +81,19 @@ struct Twins {
 
 /// What was consumed under earlier limits is forgotten after 35 years, paid or not.
 const PAID_WITHIN_US: u64 = 1 << 50;
+/// Units that are seen to flow at once: what flows beyond them while nobody looks pays nothing.
+const FLOW_MAX: u128 = 1 << 52;
+
+/// Units that flow into a bucket within a time.
+fn flows_within(limit: &Limit, us: u64) -> u128 {
+    let (period, refill) = match limit {
+        Limit::TokenBucket(it) => (it.tick(), it.flow()),
+        Limit::LeakyBucket(it) => (it.room().tick(), it.room().flow()),
+        Limit::IntervalBucket(it) => (it.period(), it.refill()),
+        _ => return 0,
+    };
+    u128::from(us / period) * u128::from(refill)
+}
 
 /// How long the key in Redis lives, in the time that is handed in.
 #[derive(Clone, Copy, Default)]
@@ -204,7 +217,8 @@ impl Twins {
             let passed_us = server_us.saturating_sub(self.life.server_us) + 1_000;
             let lasts_us = left as u64 * 1_000 + passed_us;
             self.life.expires_us = Some(now + lasts_us);
-            self.life.is_cut = lasts_us >= PAID_WITHIN_US || !self.is_retained;
+            let is_paid = lasts_us < PAID_WITHIN_US && flows_within(self.redis.limit(), lasts_us) < FLOW_MAX;
+            self.life.is_cut = !is_paid || !self.is_retained;
         } else if left == -1 {
             assert!(self.life.expires_us.is_some(), "a key without time to live");
         }

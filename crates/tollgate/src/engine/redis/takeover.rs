@@ -89,7 +89,9 @@ impl Takeovers {
         let before = field(&replication, "master_replid2").unwrap_or_default();
         let uptime = field(&server, "uptime_in_seconds").and_then(|secs| secs.parse().ok()).unwrap_or(0);
         let age = if known.contains_key(&before) { 0 } else { uptime };
-        let since = Timestamp::from_micros((secs * 1_000_000 + us).saturating_sub(age * 1_000_000));
+        // The server counts whole seconds of its clock since the one in which it started: it has started before the next one.
+        let started_before = (secs + 1).saturating_sub(age) * 1_000_000;
+        let since = Timestamp::from_micros(started_before.min(secs * 1_000_000 + us));
         let takeover = Takeover { since, read, age: Duration::from_secs(age) };
         if known.len() < HISTORIES_MAX {
             known.insert(history, takeover);

@@ -31,12 +31,11 @@ impl Shard {
             return result;
         }
         self.release(slot, &asker.limits.read());
-        let word = match state {
-            State::Carried(_) => word(CARRIED, self.heap.insert_carried(asker.id, state)),
-            plain => {
-                let own = A::own(plain).unwrap_or_else(|| algorithm.fresh(asker.now));
-                word(asker.id, algorithm.store(own, &mut self.heap))
-            }
+        let word = if matches!(state, State::Carried(_)) {
+            word(CARRIED, self.heap.insert_carried(asker.id, state))
+        } else {
+            let own = A::own(state).unwrap_or_else(|| algorithm.fresh(asker.now));
+            word(asker.id, algorithm.store(own, &mut self.heap))
         };
         self.slots.set(at, Slot { hash: asker.hash, word });
         result

@@ -180,7 +180,8 @@ repeat
     if permits >= room then
       over, over_rest, permits, rest = permits - room, rest, room, 0
     end
-    level, at = home * unit - permits * unit - rest, ceil(time / tick)
+    local is_full = permits + rest == 0 and over + over_rest == 0 and out + before == 0
+    level, at = home * unit - permits * unit - rest, is_full and floor(time / tick) or ceil(time / tick)
     life = max(1, ceil(lasting / tick))
     epoch = ceil(ceil(since / tick) / life)
     asked, period, redated = nil, nil, true
