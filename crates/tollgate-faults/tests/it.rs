@@ -65,8 +65,6 @@ rows! {
     nodes_with_leases_are_told_to_stop "28d"
     eight_nodes_with_leases "31a"
     eight_nodes_with_fast_leases "31b"
-    a_client_overloads_the_store "32a"
-    the_machine_is_saturated "32b"
     clients_leave_before_they_are_answered "33"
     the_store_loses_a_pushed_policy "34"
 }

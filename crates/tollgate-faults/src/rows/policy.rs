@@ -124,7 +124,9 @@ pub(super) fn lost(pace: Pace, seed: u64) -> Option<Judge> {
     let addresses: Vec<_> = rig.nodes.iter().map(|node| node.address).collect();
     let versions = || -> Vec<Option<String>> { addresses.iter().map(|address| version(*address)).collect() };
     let of_all = |versions: &[Option<String>]| match versions {
-        [Some(first), others @ ..] if others.iter().all(|it| it.as_ref() == Some(first)) => Some(first.clone()),
+        [Some(first), others @ ..] if others.iter().all(|it| it.as_ref() == Some(first)) => {
+            Some(first.clone())
+        }
         _ => None,
     };
     let own = of_all(&versions());
@@ -143,7 +145,8 @@ pub(super) fn lost(pace: Pace, seed: u64) -> Option<Judge> {
     }
     // The node that is told has heard nothing of the others since the last loss.
     server.cli(&["FLUSHALL"]);
-    let pushed = Connection::to(addresses[1]).ask("PUT", "/admin/policy", &policy(1)).map(|(status, _)| status);
+    let pushed =
+        Connection::to(addresses[1]).ask("PUT", "/admin/policy", &policy(1)).map(|(status, _)| status);
     let healed = rig.mark("another policy is pushed");
     rig.wait(WRITTEN_BACK_WITHIN);
     let last = of_all(&versions());
@@ -155,7 +158,11 @@ pub(super) fn lost(pace: Pace, seed: u64) -> Option<Judge> {
         format!("{kept} of {LOSSES} times"),
         kept == LOSSES,
     );
-    judge.decision("a node writes it back", format!("{written_back} of {LOSSES} times"), written_back == LOSSES);
+    judge.decision(
+        "a node writes it back",
+        format!("{written_back} of {LOSSES} times"),
+        written_back == LOSSES,
+    );
     judge.decision(
         "all nodes go by the policy that is pushed afterwards",
         format!("{last:?} after {first:?}"),

@@ -156,7 +156,7 @@ pub(super) fn busy(pace: Pace, seed: u64) -> Option<Judge> {
 
 /// What Tollgate needs, as docs/redis.md has it.
 const ACL: &str = "resetkeys ~rate_limiter:* resetchannels -@all +evalsha +script|load +time +ping +hmget +hset \
-     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyrank +unlink";
+     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyrank +zremrangebyscore +unlink";
 const SECRET: &str = "0ld-s3cret";
 
 /// A server that wants a password, and its address with it.

@@ -8,12 +8,13 @@ use tollgate::{
 };
 use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
 
+use crate::guard::until;
 use crate::limits::{LIMITS, named_limit};
 use crate::run;
 
 /// The privileges that Tollgate needs, as docs/redis.md has them.
 pub(crate) const ACL: &str = "resetkeys ~rate_limiter:* resetchannels -@all +evalsha +script|load +time +ping +hmget +hset \
-     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyrank +unlink";
+     +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyrank +zremrangebyscore +unlink";
 
 /// An engine with patience, and its driver running.
 pub(crate) fn engine_with(url: &str, set: impl FnOnce(&mut RedisConfig)) -> RedisEngine {
@@ -127,6 +128,7 @@ fn the_least_privileges_are_enough_over_tls_with_a_client_certificate() {
             .acquire_all(&[Check::of(&limiter, "user:2", 1), Check::of(&other, "user:2", 1)])
             .await
             .unwrap();
+        until("the store has counted this node", async || engine.nodes() == Some(1)).await;
         let without = engine_with(&url, |config| config.tls.ca = Some(read(&files.authority())));
         let error = slow_bucket(&without).try_acquire("user:1", 1).await.unwrap_err();
         assert!(error.to_string().contains("redis.tls"), "a client without certificate: {error}");

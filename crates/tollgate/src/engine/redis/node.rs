@@ -270,19 +270,14 @@ impl Node {
                 }
             };
             if !matches!(timeout_at(deadline, opened).await, Ok(true)) {
-                return Err(self.opening(lane));
+                return Err(self.opening());
             }
         }
     }
 
-    /// Why there is no connection while one is being opened. A server that was connected before counts as reachable until an
-    /// attempt to connect again has failed.
-    fn opening(&self, lane: &Lane) -> StoreError {
-        let (server, why) = (Arc::clone(&self.name), "it is being opened".into());
-        match lane.opened.load(Ordering::Relaxed) {
-            0 => StoreError::Unreachable { server, why },
-            _ => StoreError::Unavailable { server, why },
-        }
+    /// Why there is no connection while one is being opened. The server counts as reachable until an attempt has failed.
+    fn opening(&self) -> StoreError {
+        StoreError::Unavailable { server: Arc::clone(&self.name), why: "a connection is being opened".into() }
     }
 
     /// A call on this connection was not answered in time: it may be dead.
@@ -378,7 +373,7 @@ impl Node {
                 LaneState::Opening => {}
             }
         }
-        Err(why.unwrap_or_else(|| self.opening(&self.lanes[0])))
+        Err(why.unwrap_or_else(|| self.opening()))
     }
 
     /// What a command must know of the server.
