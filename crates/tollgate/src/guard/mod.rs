@@ -423,10 +423,8 @@ impl GuardedLimiter {
         if ask.cost > self.limit().size() {
             return None;
         }
-        match self.mode {
-            FailureMode::Open if why.is_reachable() => Some(FailureMode::Local),
-            mode => Some(mode),
-        }
+        let is_local = self.mode == FailureMode::Open && why.is_reachable();
+        Some(if is_local { FailureMode::Local } else { self.mode })
     }
 
     fn closed(&self) -> Verdict {
