@@ -31,7 +31,7 @@ enum Task {
     },
     /// Install the peers, if they are missing, and measure them and Tollgate in one run.
     Bench {
-        /// `engine`, `http`, `redis`, `lease` or `log`.
+        /// `engine`, `http`, `redis`, `lease`, `log` or `policy`.
         name: String,
         /// Handed on: --check, --json FILE, --quick, --only TEXT.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -145,7 +145,8 @@ fn cargo(arguments: &[&str]) -> Command {
 }
 
 fn succeed(command: &mut Command) -> Result<()> {
-    let shown = format!("{command:?}").replace('"', "");
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let shown = words.join(std::ffi::OsStr::new(" ")).to_string_lossy().into_owned();
     println!("\n> {shown}");
     let status = command.status().with_context(|| format!("cannot run {shown}"))?;
     ensure!(status.success(), "{shown} ended with {status}");
