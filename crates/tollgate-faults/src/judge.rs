@@ -42,6 +42,8 @@ pub(crate) enum Cause {
     Unreachable,
     /// The store can be reached but does not decide: it is decided locally.
     Reachable,
+    /// The store is full: as if reachable, but a write that frees as much as it takes is still decided by the store.
+    Full,
     /// The store falls silent: it is decided locally until an attempt to connect has failed, then let through.
     Silent,
 }
@@ -50,7 +52,7 @@ impl Cause {
     /// The basis that a limit's answers must have.
     pub(crate) fn basis_of(self, limit: u8) -> Ground {
         match LIMITS[usize::from(limit)].ground() {
-            Ground::Open if self == Self::Reachable => Ground::Local,
+            Ground::Open if matches!(self, Self::Reachable | Self::Full) => Ground::Local,
             configured => configured,
         }
     }
@@ -60,6 +62,7 @@ impl Cause {
         match self {
             Self::Unreachable => "configured mode 100%",
             Self::Reachable => "configured mode 100%, local in place of open",
+            Self::Full => "by the store, or configured mode with local in place of open",
             Self::Silent => "configured mode 100%, local in place of open for 1.5 s",
         }
     }
@@ -196,17 +199,18 @@ impl Judge {
         self.run.records.iter().filter(move |record| (from..to).contains(&record.at_us))
     }
 
-    /// The store was gone for everybody: each limit was answered by the basis that the cause asks for, and by no other.
+    /// Judges an outage: every answer must have the basis that the cause asks for.
     pub(crate) fn outage(&mut self, cause: Cause, from: u64, to: u64) {
         let first = self.between(from, to).find(|it| it.ground != Ground::Exact).map(|it| it.at_us - from);
         let detected = first.map_or("never".to_owned(), millis);
         self.measure("first answer without it < 50 ms", detected, first.is_some_and(|us| us < 50_000));
-        let (mut right, mut wrong, mut denials) = (0, 0, 0);
+        let (mut right, mut wrong, mut denials, mut decided) = (0, 0, 0, 0);
         for record in self.between(from + SETTLE_US, to) {
             let expected = cause.basis_of(record.limit);
             match record.ground {
                 // A denial writes nothing: a server that cannot write can still deny.
                 Ground::Exact if !record.allowed => denials += 1,
+                Ground::Exact if cause == Cause::Full => decided += 1,
                 // A process that was held up for longer than its deadline found the answer when it went on.
                 Ground::Exact if record.took_us > DEADLINE_US => {}
                 // Not yet known to be unreachable.
@@ -225,6 +229,9 @@ impl Judge {
         self.decision(cause.name(), told, wrong == 0 && right > 0);
         if denials > 0 {
             self.note("denied by the store, which writes nothing", denials);
+        }
+        if decided > 0 {
+            self.note("admitted by the full store, which replaced an expired log", decided);
         }
     }
 

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::config::{AddressHeader, ClientAddress};
 
-/// Hops of a header that are looked at, from the right. No honest path is longer; what stands farther left is the client's own.
+/// Hops of a header that are looked at, from the right. No honest path is longer; entries farther left come from the client.
 const HOPS_MAX: usize = 32;
 
 /// A client: an IPv4 address, or the prefix of an IPv6 address, of which one client can have very many.

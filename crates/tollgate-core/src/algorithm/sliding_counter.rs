@@ -126,7 +126,7 @@ impl CounterState {
                 self.waiting.remove(place);
             }
             let tail = self.waiting.last().map_or(time, |latest| latest.start);
-            // What was charged behind it stays where it is, and so does whoever comes later.
+            // Charges behind it stay where they are, and later requests stay behind them.
             let newest = self.first + self.counts.len() as i64 - 1;
             if newest * length <= tail {
                 self.tail = tail;

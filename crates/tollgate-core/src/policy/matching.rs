@@ -167,7 +167,7 @@ impl Match {
 impl ValueCondition {
     fn holds(&self, request: &Descriptors<'_>) -> bool {
         let Some(value) = self.source.value(request, &self.name) else {
-            // An absent value is none of those that are ruled out.
+            // An absent value is not one of the excluded values.
             return self.any_of.is_empty() && !self.none_of.is_empty();
         };
         let is_one_of = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(value));

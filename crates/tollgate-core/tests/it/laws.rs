@@ -542,7 +542,7 @@ proptest! {
                 cancelled.grants.push(Grant { start: cancelled.now.after(delay).as_micros(), cost });
             }
         }
-        // The last one first: whoever has reserved behind another keeps its place.
+        // The latest first: a reservation behind another keeps its place.
         for (Grant { start, cost }, (.., eighths)) in cancelled.grants.drain(..).rev().zip(&reservations) {
             // Starts that have passed meanwhile are no longer cancelled.
             let now = cancelled.now.as_micros();

@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// How many come together while it is measured how many can be decided, and how many such groups are under way.
 const MEASURED_TOGETHER: usize = 500;
 const MEASURED_GROUPS: usize = 4;
-/// Of the rate that was measured, so much is offered: the rest is for what the machine does beside it.
+/// Percentage of the measured rate that is offered. The rest is left for other work of the machine.
 const OFFERED_PERCENT: u64 = 60;
 
 /// How checks come.

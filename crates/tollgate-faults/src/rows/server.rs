@@ -17,6 +17,7 @@ fn url(server: &RedisServer) -> String {
 /// A server that can be reached but does not decide. It begins and ends with a word to the server.
 fn undecided(
     mut server: RedisServer,
+    cause: Cause,
     pace: Pace,
     seed: u64,
     break_it: (&str, fn(&RedisServer)),
@@ -31,7 +32,7 @@ fn undecided(
         (break_it.0, |server, _| break_it.1(server)),
         (mend_it.0, |server, _| mend_it.1(server)),
     );
-    Some(judge_outage(judge, Cause::Reachable, &parts, 0, ""))
+    Some(judge_outage(judge, cause, &parts, 0, ""))
 }
 
 pub(super) fn killed(pace: Pace, seed: u64) -> Option<Judge> {
@@ -50,7 +51,14 @@ pub(super) fn killed(pace: Pace, seed: u64) -> Option<Judge> {
 
 pub(super) fn paused(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
-    undecided(server, pace, seed, ("SIGSTOP", RedisServer::pause), ("SIGCONT", RedisServer::resume))
+    undecided(
+        server,
+        Cause::Reachable,
+        pace,
+        seed,
+        ("SIGSTOP", RedisServer::pause),
+        ("SIGCONT", RedisServer::resume),
+    )
 }
 
 /// The longest pause between two attempts to connect, and some time for a busy machine.
@@ -129,6 +137,7 @@ pub(super) fn out_of_memory(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().args(&["--maxmemory-policy", "noeviction"]).start();
     undecided(
         server,
+        Cause::Full,
         pace,
         seed,
         ("CONFIG SET maxmemory 1", |server| drop(server.cli(&["CONFIG", "SET", "maxmemory", "1"]))),
@@ -140,6 +149,7 @@ pub(super) fn busy(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().args(&["--lua-time-limit", "100"]).start();
     undecided(
         server,
+        Cause::Reachable,
         pace,
         seed,
         ("EVAL of a loop", |server| {
@@ -276,6 +286,7 @@ pub(super) fn without_replicas(pace: Pace, seed: u64) -> Option<Judge> {
     let server = RedisServer::build().tcp().start();
     undecided(
         server,
+        Cause::Reachable,
         pace,
         seed,
         ("min-replicas-to-write 1", |server| {

@@ -2,7 +2,7 @@
 
 use tracing_subscriber::filter::LevelFilter;
 
-/// The level of everything that no directive names, so that a filter for one part silences no other.
+/// The level for parts that no directive names, so that a filter for one part does not silence the rest.
 const LEVEL_DEFAULT: &str = "info";
 
 /// Turns `log.level` into the directives of a filter.

@@ -12,7 +12,7 @@ use super::shard::Hash;
 /// Which limit of which scope a state belongs to. Zero marks a slot without state.
 pub(super) type LimitId = NonZeroU16;
 
-/// Marks a slot whose state is beside the table, with the number of its limit and what lies over.
+/// Marks a slot whose state is kept beside the table, with the number of its limit and what was carried over.
 pub(super) const CARRIED: LimitId = match NonZeroU16::new(u16::MAX) {
     Some(last) => last,
     None => NonZeroU16::MIN,

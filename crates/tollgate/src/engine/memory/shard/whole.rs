@@ -8,7 +8,7 @@ use super::{Asker, Found, Shard, Slot, word};
 
 impl Shard {
     /// Runs `change` on the state of a key with all that is beside it, carried over if it was another limit's, or on a fresh one.
-    /// Whoever `takes` is told how long to wait under its own limit, so that one holds from now on, even after a denial.
+    /// A caller that `takes` is told how long to wait under its own limit, so that limit holds from now on, even after a denial.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn update_whole<A: Cell, R>(

@@ -23,7 +23,7 @@ end
 
 local current = end_of(now)
 if not current then
-  -- The clock was set: whoever asks comes again with the periods around this time.
+  -- The clock was set: the caller repeats the call with the periods around this time.
   error(string.format('TOLLGATE time %.0f', now))
 end
 local stored = call('HMGET', KEYS[1], 'end', 'count')

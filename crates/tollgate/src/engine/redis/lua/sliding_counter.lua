@@ -256,7 +256,7 @@ elseif op == 'refund' or op == 'return' then
       for number, count in pairs(counts) do
         newest = count > 0 and max(newest, number) or newest
       end
-      -- What was charged behind it stays where it is, and so does whoever comes later.
+      -- Charges behind it stay where they are, and later requests stay behind them.
       if newest * length <= latest then
         tail = latest
       end
