@@ -210,7 +210,7 @@ pub struct Selection {
     pub uncounted: usize,
     /// Whether no rule applies, and no default.
     pub unmatched: bool,
-    /// Whether the request is none of the policy's business.
+    /// Whether the request is excluded from the policy.
     pub excluded: bool,
     /// Whether a tier was named that no family has.
     pub unknown_tier: bool,

@@ -81,7 +81,7 @@ fn rules_that_change_their_limit_keep_their_part() {
     let (engine, clock) = engine(10_000);
     let limiter = engine.limiter("tiers", bucket(100, 60)).unwrap();
     let keys = victims(&limiter, 1_000, 100);
-    // Carried over to a smaller limit, and something lies over.
+    // The state is carried over to a smaller limit, which has no room for all that was consumed.
     let smaller = engine.limiter("tiers", bucket(10, 60)).unwrap();
     assert!(keys.iter().all(|key| !smaller.try_acquire(key, 1).is_admitted()));
     let flooded = engine.limiter("flooded", bucket(1, 3_600)).unwrap();

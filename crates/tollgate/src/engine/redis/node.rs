@@ -334,7 +334,7 @@ impl Node {
                 Err(StoreError::Unavailable { server, why: format!("{silence}{tls}").into() })
             }
             false => {
-                let why = format!("{silence}, and it accepts no other connection").into();
+                let why = format!("{silence}, and a second connection was not accepted").into();
                 Err(StoreError::Unreachable { server, why })
             }
         }
