@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Ask, Basis, Clock, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, TokenBucket,
-    Verdict,
+    Ask, Basis, Clock, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, StoreError,
+    TokenBucket, Verdict,
 };
 use tollgate_testkit::{Bound, RedisServer};
 
@@ -13,16 +13,15 @@ use crate::rig::Pace;
 
 /// How often checks come, many at a time.
 const TICK: Duration = Duration::from_millis(1);
-/// How many come together while it is measured how many can be decided, and how many such groups are under way.
-const MEASURED_TOGETHER: usize = 500;
-const MEASURED_GROUPS: usize = 4;
+/// How many are under way while it is measured how many can be decided.
+const MEASURED_TOGETHER: usize = 2_000;
 /// Percentage of the measured rate that is offered. The rest is left for other work of the machine.
 const OFFERED_PERCENT: u64 = 60;
 
 /// How checks come.
 #[derive(Clone, Copy)]
 enum Offer {
-    /// The next group when one is answered.
+    /// The next check when one is answered.
     AsFastAsAnswered,
     /// So many at each tick, however long answers take.
     AtEachTick(usize),
@@ -34,19 +33,21 @@ struct Seen {
     exact: u64,
     calls: u64,
     remembered: u64,
+    /// Checks and calls without a decision, with the name of each cause that occurred.
+    failed: Vec<String>,
     took: Duration,
     admitted: Vec<(u64, u64)>,
-    /// Of each group of checks that came together, until the last was answered.
-    groups_us: Vec<u64>,
+    /// Of each check, until it was answered.
+    took_us: Vec<u64>,
 }
 
 impl Seen {
-    /// Notes a group of checks that was answered.
-    fn note(&mut self, group: Option<Result<(Duration, Vec<Verdict>), tokio::task::JoinError>>) {
-        let Some(Ok((took, verdicts))) = group else { return };
-        self.groups_us.push(took.as_micros() as u64);
-        self.checks += verdicts.len() as u64;
-        for verdict in verdicts.into_iter().filter(|it| it.basis == Basis::Exact) {
+    /// Notes a check that was answered.
+    fn note(&mut self, answered: Option<Result<(Duration, Verdict), tokio::task::JoinError>>) {
+        let Some(Ok((took, verdict))) = answered else { return };
+        self.took_us.push(took.as_micros() as u64);
+        self.checks += 1;
+        if verdict.basis == Basis::Exact {
             self.exact += 1;
             if verdict.is_admitted() {
                 self.admitted.push((verdict.decision.at.as_micros(), 1));
@@ -81,6 +82,7 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
             format!("{}, others {others}", seen.exact),
             others * 200 <= seen.checks,
         );
+        judge.note(format!("{name}: without a decision, by cause"), seen.failed.join(", "));
         judge.measure(
             format!("{name}: calls <= 2% of the checks"),
             format!(
@@ -98,10 +100,10 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
             format!("{} ({} admitted)", excess.permits, admitted.len()),
             excess.permits == 0 && !admitted.is_empty(),
         );
-        let mut groups = seen.groups_us;
-        groups.sort_unstable();
-        let slow = groups.get(groups.len() * 999 / 1_000).copied().unwrap_or(0);
-        judge.note(format!("{name}: p99.9 of the checks of a tick"), crate::judge::millis(slow));
+        let mut took = seen.took_us;
+        took.sort_unstable();
+        let slow = took.get(took.len() * 999 / 1_000).copied().unwrap_or(0);
+        judge.note(format!("{name}: p99.9 of a check"), crate::judge::millis(slow));
     }
     Some(judge)
 }
@@ -121,38 +123,48 @@ async fn ask(store: &str, limit: Limit, time: Duration, offer: Offer) -> Seen {
         exact: 0,
         calls: 0,
         remembered: 0,
+        failed: Vec::new(),
         took: Duration::ZERO,
         admitted: Vec::new(),
-        groups_us: Vec::new(),
+        took_us: Vec::new(),
     };
-    let mut ticks = tokio::time::interval(TICK);
-    let mut groups = tokio::task::JoinSet::new();
-    let group = |together: usize| {
+    // A task for each check, as a server has one for each request.
+    let check = || {
         let limiter = limiter.clone();
         async move {
             let begun = Instant::now();
-            let checks = (0..together).map(|_| limiter.acquire("hot", Ask::of(1)));
-            let verdicts = futures_util::future::join_all(checks).await;
-            (begun.elapsed(), verdicts)
+            let verdict = limiter.acquire("hot", Ask::of(1)).await;
+            (begun.elapsed(), verdict)
         }
     };
+    let mut ticks = tokio::time::interval(TICK);
+    let mut checks = tokio::task::JoinSet::new();
     while start.elapsed() < time {
-        match offer {
+        let next = match offer {
+            Offer::AsFastAsAnswered => MEASURED_TOGETHER - checks.len(),
             Offer::AtEachTick(together) => {
                 ticks.tick().await;
-                groups.spawn(group(together));
+                together
             }
-            Offer::AsFastAsAnswered if groups.len() < MEASURED_GROUPS => {
-                groups.spawn(group(MEASURED_TOGETHER));
-            }
-            Offer::AsFastAsAnswered => seen.note(groups.join_next().await),
+        };
+        (0..next).for_each(|_| {
+            checks.spawn(check());
+        });
+        if matches!(offer, Offer::AsFastAsAnswered) {
+            seen.note(checks.join_next().await);
+        }
+        while let Some(answered) = checks.try_join_next() {
+            seen.note(Some(answered));
         }
     }
-    while !groups.is_empty() {
-        seen.note(groups.join_next().await);
+    while !checks.is_empty() {
+        seen.note(checks.join_next().await);
     }
     let after = guard.engine().stats();
     (seen.took, seen.calls) = (start.elapsed(), after.calls - before.calls);
     seen.remembered = after.remembered - before.remembered;
+    let failed = after.failed.iter().zip(before.failed).map(|(after, before)| after - before);
+    let causes = StoreError::CLASSES.iter().zip(failed).filter(|(_, count)| *count > 0);
+    seen.failed = causes.map(|(cause, count)| format!("{count} {cause}")).collect();
     seen
 }

@@ -22,8 +22,9 @@ const SHARDS: usize = 64;
 /// Questions in one call. The script takes equal ones in one step, and about a microsecond for each other one: no call holds
 /// the server up for much longer than a millisecond.
 const BATCH_MAX: usize = 1_024;
-/// Callers that wait for one key. They hold about 100 bytes each, and the last one is some sixteen calls away from its answer.
-const WAITING_MAX: usize = 16_384;
+/// Callers that wait for one key: those of 65 ms at a million checks a second, so that a short stall turns nobody away. They hold
+/// about 100 bytes each, and the last one is some 64 calls away from its answer.
+const WAITING_MAX: usize = 65_536;
 /// Keys with a call in flight or a denial to remember, in one shard: some 40 MB in all shards, if every one has 256 bytes.
 const LINES_MAX: usize = 2_048;
 
