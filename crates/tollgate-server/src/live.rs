@@ -43,6 +43,8 @@ struct Known {
     is_pushed: bool,
     /// Whether the store has lost the policy, or the tiers, and that was said.
     has_lost: [bool; 2],
+    /// Why what was lost could not be written back, as it was last said.
+    not_kept: Option<String>,
 }
 
 /// What the store has lost and is to be written back.
@@ -74,6 +76,17 @@ impl Known {
             policy: is_lost[0].then(|| (self.policy.clone(), Arc::clone(&self.pushed))),
             tiers: is_lost[1].then(|| self.tiers.clone()),
         }
+    }
+}
+
+impl Known {
+    /// Says why what was lost could not be written back, once for each reason.
+    fn not_kept(&mut self, why: Option<StoreError>) {
+        let why = why.map(|why| why.to_string());
+        if let Some(why) = why.as_ref().filter(|why| self.not_kept.as_ref() != Some(why)) {
+            tracing::warn!("what the store has lost could not be written back: {why}");
+        }
+        self.not_kept = why;
     }
 }
 
@@ -267,16 +280,19 @@ impl LivePolicy {
     pub(crate) async fn hear(self: &Arc<Self>) {
         let Some(control) = &self.control else { return };
         let mut known = self.changing.lock().await;
-        let Some(news) = control.news(&known.policy, &known.tiers).await else { return };
+        // A store that does not answer is told of by the checks that it does not decide.
+        let Ok(news) = control.news(&known.policy, &known.tiers).await else { return };
         let lost = known.lost(&news);
         self.hear_tiers(&mut known, &news);
         self.hear_policy(&mut known, news).await;
+        let mut kept = Ok(true);
         if let Some((version, text)) = &lost.policy {
-            control.keep_policy(version, text).await;
+            kept = control.keep_policy(version, text).await;
         }
-        if let Some(version) = &lost.tiers {
-            self.keep_tiers(control, &known, version).await;
+        if let (Some(version), Ok(_)) = (&lost.tiers, &kept) {
+            kept = self.keep_tiers(control, &known, version).await;
         }
+        known.not_kept(kept.err());
     }
 
     async fn hear_policy(self: &Arc<Self>, known: &mut Known, news: News) {
@@ -317,10 +333,15 @@ impl LivePolicy {
     }
 
     /// Writes the tiers back that the store has lost. Returns whether it has these or newer ones.
-    async fn keep_tiers(&self, control: &Control, known: &Known, version: &Version) -> bool {
+    async fn keep_tiers(
+        &self,
+        control: &Control,
+        known: &Known,
+        version: &Version,
+    ) -> Result<bool, StoreError> {
         let tiers: Vec<_> = {
             if known.tiers != *version {
-                return false;
+                return Ok(false);
             }
             let assigned = self.assigned.read();
             let tier = |((family, member), tier): (&(String, String), &Arc<str>)| AssignedTier {
@@ -359,7 +380,7 @@ impl LivePolicy {
         if assigned != Assigned::Lost {
             return Ok(assigned);
         }
-        self.keep_tiers(control, &known, &known.tiers).await;
+        self.keep_tiers(control, &known, &known.tiers).await?;
         match control.assign_tier(&known.tiers, tier).await? {
             Assigned::Lost => {
                 let (server, why) =

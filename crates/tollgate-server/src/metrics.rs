@@ -375,11 +375,11 @@ impl prometheus_client::collector::Collector for EngineCollector {
             Engine::Redis(guard) => {
                 let engine = guard.engine();
                 let stats = engine.stats();
-                let up = u64::from(engine.health().is_ok());
+                let up = u64::from(guard.health().is_ok());
                 gauge(
                     &mut encoder,
                     "tollgate_store_up",
-                    "Whether every server of the store can be asked",
+                    "Whether the store decides, as far as is known",
                     up,
                 )?;
                 counter(&mut encoder, "tollgate_store_calls", "Calls to the store", stats.calls)?;

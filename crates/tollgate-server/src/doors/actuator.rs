@@ -104,7 +104,7 @@ impl Actuator {
         let mut store = json!({ "address": self.store, "status": "UP" });
         let Engine::Redis(guard) = &self.engine else { return store };
         let engine = guard.engine();
-        if let Err(why) = engine.health() {
+        if let Err(why) = guard.health() {
             store["status"] = json!("DOWN");
             store["error"] = json!(why.to_string());
         }

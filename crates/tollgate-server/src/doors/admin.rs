@@ -10,8 +10,8 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
-use tollgate::AssignedTier;
 use tollgate::rules::KeyPart;
+use tollgate::{AssignedTier, StoreError};
 
 use super::actuator::Actuator;
 use super::body::{self, BodyMemory};
@@ -148,9 +148,7 @@ impl Admin {
                 Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, why.to_string()))
             }
             Err(why @ NotChanged::Pushed) => Err(Problem::new(StatusCode::CONFLICT, why.to_string())),
-            Err(NotChanged::Store(_)) => {
-                Err(Problem::not_done("it is not known whether the policy was pushed"))
-            }
+            Err(NotChanged::Store(why)) => Err(not_stored("the policy was not pushed", &why)),
         }
     }
 
@@ -196,9 +194,17 @@ impl Admin {
                 StatusCode::INSUFFICIENT_STORAGE,
                 format!("at most {} members can have a tier assigned", tollgate::ASSIGNED_MAX),
             )),
-            Err(_) => Err(Problem::not_done("the tier was not assigned")),
+            Err(why) => Err(not_stored("the tier was not assigned", &why)),
         }
     }
+}
+
+/// What an operator must know of a change that the store has not taken in.
+fn not_stored(what: &str, why: &StoreError) -> Problem {
+    let doubt = if why.may_have_run() { "it is not known whether " } else { "" };
+    let what = if why.may_have_run() { what.replace("was not", "was") } else { what.to_owned() };
+    tracing::warn!("{doubt}{what}: {why}");
+    Problem::not_stored(format!("{doubt}{what}: {why}"))
 }
 
 fn answered(body: &Value) -> Response<Full<Bytes>> {

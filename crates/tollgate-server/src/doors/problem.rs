@@ -54,6 +54,11 @@ impl Problem {
         Self { detail, ..Self::closed() }
     }
 
+    /// A change that the store has not taken in, and why. For those who run the service.
+    pub(super) fn not_stored(detail: String) -> Self {
+        Self { detail, ..Self::closed() }
+    }
+
     /// A parameter that cannot be taken.
     pub(super) fn parameter(name: &str, why: impl std::fmt::Display) -> Self {
         let detail = format!("{name}: {why}");

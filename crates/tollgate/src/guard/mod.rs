@@ -302,6 +302,12 @@ impl Guard {
         &self.0.shared.engine
     }
 
+    /// Whether the store decides, as far as is known, or why not. A store that fails every check is not well, however seldom it is asked.
+    pub fn health(&self) -> Result<(), StoreError> {
+        self.engine().health()?;
+        self.0.shared.outages.why().map_or(Ok(()), Err)
+    }
+
     /// Takes what is owed, as far as the store lets it: before a program ends.
     pub async fn settle_debts(&self) {
         self.0.shared.debts.settle_all().await;
@@ -363,9 +369,7 @@ impl GuardedLimiter {
         let why = match decided {
             Ok((decision, DecidedBy::Lease)) => return Verdict { decision, basis: Basis::Leased },
             Ok((decision, DecidedBy::Store)) => {
-                if !self.guard.shared.debts.is_empty() {
-                    self.guard.shared.decided.notify_one();
-                }
+                self.guard.shared.note_decision();
                 return Verdict::exact(decision);
             }
             Err(why) => why,
@@ -483,6 +487,14 @@ impl Shared {
         self.engine.nodes().map_or(self.share, Share::one_of)
     }
 
+    /// Notes that the store has decided.
+    fn note_decision(&self) {
+        self.outages.decided();
+        if !self.debts.is_empty() {
+            self.decided.notify_one();
+        }
+    }
+
     fn note_use(&self) {
         self.used_at.store(self.zero.elapsed().as_micros() as u64, Ordering::Relaxed);
         if !self.used.swap(true, Ordering::Relaxed) {
@@ -509,6 +521,10 @@ impl Shared {
             pause = if settled || self.debts.is_empty() { LOOK_EVERY } else { PAUSE_MAX.min(pause * 2) };
             let is_well = self.engine.health().is_ok();
             if is_well {
+                // Where nobody asks, the one server that there is may show it by taking in that this node lives.
+                if let (1, Some(wrote)) = (self.engine.servers().len(), self.engine.last_presence()) {
+                    self.outages.back(wrote);
+                }
                 self.outages.end();
             }
             if is_well && self.debts.is_empty() && self.quiet_for() >= self.forget_after {

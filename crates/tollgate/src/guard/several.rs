@@ -26,9 +26,7 @@ impl Guard {
             .collect();
         match self.engine().acquire_all(&asked).await {
             Ok(decisions) => {
-                if !self.0.shared.debts.is_empty() {
-                    self.0.shared.decided.notify_one();
-                }
+                self.0.shared.note_decision();
                 decisions.into_iter().map(Verdict::exact).collect()
             }
             Err(why) => self.without_store(checks, &why),

@@ -312,7 +312,7 @@ fn beyond_what_may_wait_callers_are_answered_at_once() {
         assert_eq!(take(&closed, 1).await.1, Basis::Exact);
         server.pause();
         // The deadline is ten seconds: the server is still silent when those who may not wait are answered.
-        let waiting = join_all((0..20_000).map(|_| open.acquire("hot", Ask::of(1))));
+        let waiting = join_all((0..70_000).map(|_| open.acquire("hot", Ask::of(1))));
         let mut waiting = std::pin::pin!(waiting);
         let overloaded = || {
             let class = StoreError::CLASSES.iter().position(|class| *class == "overloaded").unwrap();
@@ -322,10 +322,10 @@ fn beyond_what_may_wait_callers_are_answered_at_once() {
             _ = &mut waiting => panic!("some must wait"),
             () = until("some are answered", async || overloaded() > 0) => {}
         }
-        assert_eq!(overloaded(), 20_000 - 16_384 - 1);
+        assert_eq!(overloaded(), 70_000 - 65_536 - 1);
         server.resume();
         let verdicts = waiting.await;
         let on = |basis| verdicts.iter().filter(|verdict| verdict.basis == basis).count() as u64;
-        assert_eq!((on(Basis::Local), on(Basis::Exact)), (overloaded(), 16_385));
+        assert_eq!((on(Basis::Local), on(Basis::Exact)), (overloaded(), 65_537));
     });
 }

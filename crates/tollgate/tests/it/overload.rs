@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tollgate::{Ask, Basis, BreakerState, FailureMode, Guard, GuardConfig, GuardedLimiter, RedisConfig};
+use tollgate::{
+    Ask, Basis, BreakerState, FailureMode, Guard, GuardConfig, GuardedLimiter, RedisConfig, Version,
+};
 use tollgate_testkit::{Network, RedisServer};
 
 use crate::guard::{guard_with, limiter, take, until};
@@ -169,5 +171,43 @@ fn every_check_is_answered_within_its_deadline() {
             let (timer, check) = tokio::join!(timer, check);
             assert!(check <= timer + deadline / 2, "answered after {check:?}, the timer after {timer:?}");
         }
+    });
+}
+
+/// The queue of connections that a stopped server has not accepted is full soon, and nobody can connect any more.
+#[test]
+fn a_store_that_stays_stopped_never_fails_open() {
+    run(async {
+        let server = RedisServer::build().tcp().args(&["--tcp-backlog", "1"]).start();
+        let (_guard, open) = fails_open(&server, "").await;
+        server.pause();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(6) {
+            let (_, basis, _) = take(&open, 1).await;
+            assert_ne!(basis, Basis::Open, "after {:?}", start.elapsed());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        server.resume();
+        until("the store decides again", async || take(&open, 0).await.1 == Basis::Exact).await;
+    });
+}
+
+#[test]
+fn a_store_that_fails_every_check_is_not_well_however_seldom_it_is_asked() {
+    run(async {
+        let server = RedisServer::build().tcp().args(&["--maxmemory-policy", "noeviction"]).start();
+        let (guard, open) = fails_open(&server, "").await;
+        assert!(guard.health().is_ok());
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        assert_eq!(take(&open, 1).await.1, Basis::Local);
+        // Policies are polled meanwhile, which a full server still answers.
+        let control = guard.engine().control();
+        for _ in 0..12 {
+            assert!(control.news(&Version::default(), &Version::default()).await.is_ok());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert!(guard.health().is_err_and(|why| why.to_string().contains("OOM")));
+        }
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        until("the store is well", async || guard.health().is_ok()).await;
     });
 }

@@ -95,10 +95,10 @@ impl RedisEngine {
 }
 
 impl Control {
-    /// What has changed since the node knew these versions. None if the store does not answer.
-    pub async fn news(&self, policy: &Version, tiers: &Version) -> Option<News> {
+    /// What has changed since the node knew these versions.
+    pub async fn news(&self, policy: &Version, tiers: &Version) -> Result<News, StoreError> {
         let told = self.tell(&Order::Poll { policy, tiers }).await?;
-        News::read(told, policy, tiers)
+        News::read(told, policy, tiers).ok_or_else(|| StoreError::protocol("no news"))
     }
 
     /// Pushes a policy to all nodes, or withdraws the one that was pushed. Returns its version, which is newer than `known`.
@@ -111,8 +111,8 @@ impl Control {
 
     /// Writes back a policy, or its withdrawal, that the store has lost: unless it has that one or a newer one by now. Returns whether
     /// the store has one of these.
-    pub async fn keep_policy(&self, version: &Version, text: &str) -> bool {
-        self.order(&Order::Keep { version, text }).await.is_ok_and(|number| version.is_kept_at(number))
+    pub async fn keep_policy(&self, version: &Version, text: &str) -> Result<bool, StoreError> {
+        Ok(version.is_kept_at(self.order(&Order::Keep { version, text }).await?))
     }
 
     /// Assigns a tier, or takes it away.
@@ -127,29 +127,30 @@ impl Control {
 
     /// Writes back all tiers, if the store has lost them: unless it has this version or a newer one by now. Returns whether the store has
     /// one of these. They are gathered elsewhere and take their place in one step, so that of several nodes one is successful.
-    pub async fn keep_tiers(&self, version: &Version, tiers: &[AssignedTier]) -> bool {
+    pub async fn keep_tiers(&self, version: &Version, tiers: &[AssignedTier]) -> Result<bool, StoreError> {
         let place = format!("{}:{}", self.keys[1], epoch());
         let mut parts = tiers.chunks(RESTORED_AT_ONCE).peekable();
         loop {
             let part = parts.next().unwrap_or_default();
             let members = parts.peek().is_none().then_some(tiers.len());
             let order = Order::Restore { version, place: &place, members, tiers: part };
-            match self.order(&order).await {
-                Ok(number) if version.is_kept_at(number) => return true,
-                Ok(_) if members.is_none() => {}
-                Ok(_) | Err(_) => return false,
+            if version.is_kept_at(self.order(&order).await?) {
+                return Ok(true);
+            }
+            if members.is_some() {
+                return Ok(false);
             }
         }
     }
 
     async fn order(&self, order: &Order<'_>) -> Result<i64, StoreError> {
-        let told = self.tell(order).await.ok_or(StoreError::Timeout(ANSWERED_WITHIN))?;
+        let told = self.tell(order).await?;
         let Value::Int(number) = told else { return Err(StoreError::protocol("no number")) };
         Ok(number)
     }
 
     /// Past the breaker, which is there for the sake of requests: this is said rarely, and somebody waits for it to be done.
-    async fn tell(&self, order: &Order<'_>) -> Option<Value> {
+    async fn tell(&self, order: &Order<'_>) -> Result<Value, StoreError> {
         let say = |to: Bearings| script::control(&self.keys, order, to.now);
         self.inner.routes.tell(&self.keys[0], Instant::now() + ANSWERED_WITHIN, say).await
     }

@@ -16,6 +16,7 @@ mod late;
 mod lines;
 mod node;
 mod presence;
+mod reach;
 mod replay;
 mod routes;
 mod script;
@@ -173,6 +174,11 @@ impl RedisEngine {
     /// How many nodes share the store, as it last said: those that have said a word within five seconds.
     pub fn nodes(&self) -> Option<u32> {
         self.0.presence.nodes()
+    }
+
+    /// When the store last took in that this node lives.
+    pub(crate) fn last_presence(&self) -> Option<Instant> {
+        self.0.presence.last_said()
     }
 
     /// The clock by which leases end.

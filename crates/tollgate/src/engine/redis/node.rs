@@ -12,7 +12,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo,
     RedisError, RedisResult, TlsCertificates, Value,
 };
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,9 @@ use tollgate_core::{BreakerConfig, Timestamp};
 
 use super::error::{StoreError, connect_error, is_refusal};
 use super::eviction::{evicts, maxmemory_policy};
-use super::expiry::warn_of_blocking_expiry;
+use super::expiry::{blocks_on_expiry, warn_of_blocking_expiry};
 use super::fuse::{Crossing, Fuse};
+use super::reach::Reach;
 use super::script::{SCRIPTS, Script};
 use super::takeover::{Takeover, Takeovers};
 use super::url::Address;
@@ -59,11 +60,12 @@ const ASKED_FOR: Duration = Duration::from_secs(60);
 /// A connection that does not answer a PING within this is dead, whatever the system says. Longer than the pauses of a
 /// healthy server.
 const SILENCE_MAX: Duration = Duration::from_millis(500);
-/// A server that has not answered within this is tried with a second connection: one that is accepted shows that the server
-/// is busy or stopped, one that is not shows that it cannot be reached.
-const PROBE_AFTER: Duration = Duration::from_millis(100);
-/// For that second connection. With the time before it, as long as a connection may be silent.
-const PROBE_FOR: Duration = Duration::from_millis(400);
+/// After this much silence it is found out whether the server can be reached at all.
+const DOUBTED_AFTER: Duration = Duration::from_millis(100);
+/// How long a new connection to a server that can be reached is waited for before another one is tried, at first. Then twice that, and
+/// so on: a stopped server answers on the first when it goes on, and each other one only makes its queue longer.
+const RENEW_MIN: Duration = Duration::from_secs(10);
+const RENEW_MAX: Duration = Duration::from_secs(320);
 /// How often a connection is asked whether it lives. One that has died while nobody asked is found before somebody does.
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How often it is while the server is left alone because it was too slow.
@@ -121,6 +123,10 @@ pub(super) struct Node {
     takeover: Mutex<Option<Takeover>>,
     /// The server's `maxmemory-policy`, if it may evict states under it.
     evicts_by: Mutex<Option<String>>,
+    /// Whether it was said that expired keys are freed while others wait.
+    warned_of_expiry: AtomicBool,
+    /// Whether it can be reached while it does not answer.
+    reach: tokio::sync::Mutex<Reach>,
     /// The last time that the server told, in microseconds, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
@@ -204,6 +210,8 @@ impl Node {
             entry,
             clock: Mutex::new(None),
             evicts_by: Mutex::new(None),
+            warned_of_expiry: AtomicBool::new(false),
+            reach: tokio::sync::Mutex::default(),
             takeover: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
             loaded: SCRIPTS.all().map(|_| tokio::sync::Mutex::default()).collect(),
@@ -304,37 +312,40 @@ impl Node {
         current
     }
 
-    /// Waits for an answer of the server. Without one in time, the error says whether the server still accepts connections.
+    /// Waits for an answer of the server. Without one in time, the error says whether the server can be reached.
     async fn answered<T>(&self, within: Duration, answer: impl Future<Output = T>) -> Result<T, StoreError> {
-        let probe = async {
-            sleep(PROBE_AFTER).await;
-            timeout(PROBE_FOR, self.accepts_connections()).await.unwrap_or(false)
+        let reached = async {
+            sleep(DOUBTED_AFTER).await;
+            self.reach.lock().await.ask(&self.address).await
         };
-        let (mut answer, mut probe) = (pin!(timeout(within, answer)), pin!(probe));
-        let mut probed = None;
+        let (mut answer, mut reached) = (pin!(timeout(within, answer)), pin!(reached));
+        let mut is_reached = None;
         let answered = loop {
             tokio::select! {
                 answered = answer.as_mut() => break answered,
-                accepts = probe.as_mut(), if probed.is_none() => probed = Some(accepts),
+                told = reached.as_mut(), if is_reached.is_none() => is_reached = Some(told),
             }
         };
         if let Ok(answered) = answered {
+            if is_reached.is_some() {
+                self.reach.lock().await.forget();
+            }
             return Ok(answered);
         }
         // A process that was held up finds both timers over at the same time, and has not tried yet.
-        let accepts = match probed {
-            Some(accepts) => accepts,
-            None => probe.await,
+        let is_reached = match is_reached {
+            Some(told) => told,
+            None => reached.await,
         };
         let (server, silence) =
             (Arc::clone(&self.name), format!("no answer within {} ms", within.as_millis()));
-        match accepts {
+        match is_reached {
             true => {
                 let tls = if self.entry.tls { " (does it speak TLS at this port?)" } else { "" };
                 Err(StoreError::Unavailable { server, why: format!("{silence}{tls}").into() })
             }
             false => {
-                let why = format!("{silence}, and a second connection was not accepted").into();
+                let why = format!("{silence}, and the server cannot be reached").into();
                 Err(StoreError::Unreachable { server, why })
             }
         }
@@ -352,14 +363,7 @@ impl Node {
             let said = String::from_utf8_lossy(&said[..length]).trim().to_owned();
             said.contains("max number of clients").then_some(said)
         };
-        timeout(PROBE_AFTER, listen).await.ok().flatten()
-    }
-
-    async fn accepts_connections(&self) -> bool {
-        match &self.address {
-            Address::Tcp { host, port } => TcpStream::connect((host.as_str(), *port)).await.is_ok(),
-            Address::Unix(path) => UnixStream::connect(path).await.is_ok(),
-        }
+        timeout(DOUBTED_AFTER, listen).await.ok().flatten()
     }
 
     /// Whether any connection is open and calls go through, or why not.
@@ -411,10 +415,12 @@ impl Node {
         let mut pause = PAUSE_MIN;
         let mut short_lived = false;
         let mut said: Option<String> = None;
+        let mut renew = RENEW_MIN;
         loop {
             let began = Instant::now();
-            match self.open().await {
+            match self.open(lane, &mut said, renew).await {
                 Ok(connection) => {
+                    renew = RENEW_MIN;
                     if said.take().is_some() {
                         tracing::info!(server = %self.name, "connected again");
                     }
@@ -438,15 +444,11 @@ impl Node {
                     pause = PAUSE_MAX.min(pause * 2);
                 }
                 Err(why) => {
-                    let text = why.to_string();
-                    if said.as_ref() != Some(&text) {
-                        tracing::warn!(server = %self.name, "{text}");
-                    }
-                    said = Some(text);
                     let refused = matches!(why, StoreError::Refused { .. });
-                    *lane.state.write() = LaneState::Closed(why);
-                    lane.changed.notify_waiters();
-                    self.doubt.notify_one();
+                    self.not_opened(lane, why, &mut said);
+                    if began.elapsed() >= renew {
+                        renew = RENEW_MAX.min(renew * 2);
+                    }
                     if began.elapsed() >= self.entry.connect_timeout {
                         // Long enough: a server that is silent now may be there a moment later.
                         pause = PAUSE_MIN;
@@ -456,6 +458,18 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// An attempt to open a connection has failed, or lasts for too long. What is said is said once.
+    fn not_opened(&self, lane: &Lane, why: StoreError, said: &mut Option<String>) {
+        let text = why.to_string();
+        if said.as_ref() != Some(&text) {
+            tracing::warn!(server = %self.name, "{text}");
+        }
+        *said = Some(text);
+        *lane.state.write() = LaneState::Closed(why);
+        lane.changed.notify_waiters();
+        self.doubt.notify_one();
     }
 
     async fn until_lost(&self, lane: &Lane, mut connection: MultiplexedConnection, number: u64) {
@@ -494,8 +508,28 @@ impl Node {
         }
     }
 
-    /// A connection on which everything is ready: the scripts, the server's clock, its role.
-    async fn open(&self) -> Result<MultiplexedConnection, StoreError> {
+    /// A connection on which everything is ready: the scripts, the server's clock, its role. A server that can be reached and does not
+    /// answer is waited for, since it will answer on this connection first; meanwhile callers are told.
+    async fn open(
+        &self,
+        lane: &Lane,
+        said: &mut Option<String>,
+        renew: Duration,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        let began = Instant::now();
+        let mut opening = pin!(self.open_once());
+        loop {
+            match self.answered(self.entry.connect_timeout, opening.as_mut()).await {
+                Ok(opened) => return opened,
+                Err(silent) if silent.is_reachable() && began.elapsed() < renew => {
+                    self.not_opened(lane, silent, said);
+                }
+                Err(silent) => return Err(silent),
+            }
+        }
+    }
+
+    async fn open_once(&self) -> Result<MultiplexedConnection, StoreError> {
         let opening = async {
             let mut connection = self.entry.connect(&self.address).await?;
             // Before anything long: a server hangs up on a stranger who says much, without saying why.
@@ -509,11 +543,14 @@ impl Node {
             self.read_clock(&mut connection).await?;
             self.probe_clock(&mut connection).await?;
             self.look_at_history(&mut connection).await;
-            warn_of_blocking_expiry(&self.name, &mut connection).await;
+            if blocks_on_expiry(&mut connection).await && !self.warned_of_expiry.swap(true, Ordering::Relaxed)
+            {
+                warn_of_blocking_expiry(&self.name);
+            }
             self.warn_of_eviction(&mut connection).await;
             RedisResult::Ok(connection)
         };
-        let error = match self.answered(self.entry.connect_timeout, opening).await? {
+        let error = match opening.await {
             Ok(connection) => return Ok(connection),
             Err(error) => error,
         };

@@ -26,6 +26,8 @@ pub(super) struct Presence {
     nodes: AtomicU32,
     /// While the store speaks of fewer: since when, without a gap, and the most that it spoke of.
     fewer: Mutex<Option<Fewer>>,
+    /// When the store last answered.
+    said: Mutex<Option<Instant>>,
 }
 
 struct Fewer {
@@ -44,6 +46,7 @@ impl Presence {
             id: format!("{:032x}", u128::from_be_bytes(id)),
             nodes: AtomicU32::new(0),
             fewer: Mutex::new(None),
+            said: Mutex::new(None),
         })
     }
 
@@ -52,12 +55,19 @@ impl Presence {
         Some(self.nodes.load(Ordering::Relaxed)).filter(|nodes| *nodes > 0)
     }
 
+    /// When the store last took it in.
+    pub(super) fn last_said(&self) -> Option<Instant> {
+        *self.said.lock()
+    }
+
     /// Says and hears it, again and again.
     pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
         let key = format!("{KEY_PREFIX}:nodes");
         loop {
             let say = |to: Bearings| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
-            if let Some(Value::Int(nodes)) = routes.tell(&key, Instant::now() + SAY_WITHIN, say).await {
+            let begun = Instant::now();
+            if let Ok(Value::Int(nodes)) = routes.tell(&key, begun + SAY_WITHIN, say).await {
+                *self.said.lock() = Some(begun);
                 self.hear(u32::try_from(nodes).unwrap_or(u32::MAX), Instant::now());
             }
             sleep(jittered(SAY_EVERY)).await;

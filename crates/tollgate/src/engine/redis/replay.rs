@@ -591,7 +591,7 @@ mod tests {
                 let doubt = (time >= since).then_some(Doubt { since, life });
                 let questions = random_questions(&mut random, &limit);
                 let to = Bearings { now: Some(time), about: time, takeover: None };
-                let Command { said, script } =
+                let Command { said, script, .. } =
                     ask(&limit, LogStorage::SortedSet, &key, &questions, doubt, to);
                 let _: Value = redis::cmd("SCRIPT")
                     .arg("LOAD")

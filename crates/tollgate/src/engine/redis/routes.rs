@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::BreakerState;
 
 use super::driver::Tasks;
-use super::error::{Fault, Redirect, StoreError, fault};
+use super::error::{Fault, Redirect, StoreError, connect_error, fault};
 use super::fuse::Crossing;
 use super::late::within;
 use super::node::{Bearings, Entry, Node, single};
@@ -199,7 +199,7 @@ impl Routes {
                     return Err(why);
                 }
             };
-            let Command { said, script } = command(at.bearings());
+            let Command { said, script, .. } = command(at.bearings());
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
             let answer = within(deadline, async {
@@ -319,39 +319,52 @@ impl Routes {
     }
 
     /// Says something to the server of a key that nobody waits for. It goes past the breaker and does not count against the
-    /// server; that it was answered counts for it, so that a breaker closes even where nobody asks. What is redirected is said
-    /// to the right one next time.
+    /// server; that something was written counts for it, so that a breaker closes even where nobody asks. (A server without memory, or one
+    /// that has become a replica, still answers those who only read.) What is redirected is said to the right one next time.
     pub(super) async fn tell(
         &self,
         key: &str,
         deadline: Instant,
         command: impl Fn(Bearings) -> Command,
-    ) -> Option<Value> {
-        let node = self.node(self.slot(key), deadline).await.ok()?;
-        let mut borrowed = node.borrow(0, deadline).await.ok()?;
-        let Command { said, script } = command(node.bearings());
-        for _ in 0..2 {
+    ) -> Result<Value, StoreError> {
+        let began = Instant::now();
+        let late = |_| StoreError::Timeout(deadline - began);
+        let node = self.node(self.slot(key), deadline).await?;
+        let mut borrowed = node.borrow(0, deadline).await?;
+        let Command { said, script, writes } = command(node.bearings());
+        let mut is_reloaded = false;
+        loop {
             let sent = Instant::now();
-            let answer = timeout_at(deadline, borrowed.connection.send_packed_command(&said)).await.ok()?;
-            let error = match single(answer) {
+            let answer = timeout_at(deadline, borrowed.connection.send_packed_command(&said)).await;
+            let error = match single(answer.map_err(late)?) {
                 Ok(value) => {
-                    node.fuse.told();
-                    return Some(value);
+                    if writes {
+                        node.fuse.told();
+                    }
+                    return Ok(value);
                 }
                 Err(error) => error,
             };
-            match (fault(&error, &node.name, key), script) {
-                (Fault::NoScript, Some(script)) => {
-                    timeout_at(deadline, node.reload(script, &mut borrowed, sent)).await.ok()?.ok()?;
+            let why = match (fault(&error, &node.name, key), script) {
+                (Fault::NoScript, Some(script)) if !is_reloaded => {
+                    is_reloaded = true;
+                    let reloaded = timeout_at(deadline, node.reload(script, &mut borrowed, sent)).await;
+                    match reloaded.map_err(late)? {
+                        Ok(()) => continue,
+                        Err(error) => connect_error(&error, &node.name),
+                    }
                 }
                 (Fault::Moved(redirect), _) => {
                     self.moved(&redirect, &node);
-                    return None;
+                    self.not_yet()
                 }
-                _ => return None,
-            }
+                (Fault::Broken(why) | Fault::Demoted(why) | Fault::Answered(why), _) => why,
+                (Fault::NoScript | Fault::Ask(_) | Fault::TryAgain | Fault::OtherTime(_), _) => {
+                    connect_error(&error, &node.name)
+                }
+            };
+            return Err(why);
         }
-        None
     }
 
     /// The node of a slot, as soon as one is known.

@@ -299,13 +299,15 @@ impl Numbers {
 pub(super) struct Command {
     pub(super) said: Cmd,
     pub(super) script: Option<&'static Script>,
+    /// Whether it writes: an answer to one that does shows that the server decides.
+    pub(super) writes: bool,
 }
 
 /// The command that forgets a key.
 pub(super) fn forget(key: &str) -> Command {
     let mut said = Cmd::new();
     said.arg("UNLINK").arg(key);
-    Command { said, script: None }
+    Command { said, script: None, writes: true }
 }
 
 /// The call that says that a node lives.
@@ -339,6 +341,7 @@ pub(super) fn control(keys: &[String; 2], order: &Order<'_>, now: Option<Timesta
         names.push(place);
     }
     let mut command = evalsha(&SCRIPTS.control, &names, now);
+    command.writes = !matches!(order, Order::Poll { .. });
     let said = &mut command.said;
     match order {
         Order::Poll { policy, tiers } => {
@@ -375,7 +378,7 @@ fn evalsha(script: &'static Script, keys: &[&str], now: Option<Timestamp>) -> Co
         Some(now) => command.arg(now.as_micros()),
         None => command.arg(""),
     };
-    Command { said: command, script: Some(script) }
+    Command { said: command, script: Some(script), writes: true }
 }
 
 /// The call that answers questions on one key.
