@@ -1,7 +1,7 @@
 //! The path of a request, in every way in which a server may read it.
 //!
-//! Servers differ: some decode `%2f`, some take `\\` for `/`, some cut `;parameters`, some resolve `..` before they look at the path, some
-//! after. A limit on `/api/login` must hold for all of these spellings, and an exclusion for none.
+//! Servers differ: some decode `%2f`, some take `\\` for `/`, some cut `;parameters`, some cut at `#` and some keep it, some resolve `..` before they look at
+//! the path, some after. A limit on `/api/login` must hold for all of these spellings, and an exclusion for none.
 
 use alloc::borrow::Cow;
 use alloc::string::String;
@@ -14,13 +14,16 @@ use super::pattern::split;
 /// How often escapes are decoded at most: a proxy and the server behind it may both decode.
 const DECODINGS: usize = 2;
 
+/// Characters at which a server that looks for query and fragment after decoding, or that keeps paths as C strings, ends a path.
+const ENDS: [char; 3] = ['?', '#', '\0'];
+
 /// The segments of a path.
 pub(super) type Segments<'a> = SmallVec<[&'a str; 16]>;
 
 /// The readings of a request's path, each without its query. A path in plain form has one.
 #[derive(Debug)]
 pub struct RequestPath<'a> {
-    readings: SmallVec<[Cow<'a, str>; 3]>,
+    readings: SmallVec<[Cow<'a, str>; 5]>,
     is_plain: bool,
 }
 
@@ -29,16 +32,19 @@ impl<'a> RequestPath<'a> {
     pub fn new(path: &'a str, ignore_case: bool) -> Self {
         let raw = path.split('?').next().unwrap_or(path);
         let is_plain = is_plain(raw);
-        let mut readings: SmallVec<[Cow<'a, str>; 3]> = smallvec![Cow::Borrowed(raw)];
+        let mut readings: SmallVec<[Cow<'a, str>; 5]> = smallvec![Cow::Borrowed(raw)];
         if !is_plain {
-            let plain = plain(raw);
-            let decoded = decoded(raw);
+            let without_fragment = raw.split('#').next().unwrap_or(raw);
             // The reading that folds the most spellings into one comes first: its parameters are what a limit counts by.
-            readings = if plain == decoded {
-                smallvec![Cow::Owned(decoded), Cow::Borrowed(raw)]
-            } else {
-                smallvec![Cow::Owned(decoded), Cow::Owned(plain), Cow::Borrowed(raw)]
-            };
+            let first = decoded(without_fragment, &[]);
+            let others = [plain(without_fragment), decoded(raw, &[]), decoded(raw, &ENDS)];
+            readings = smallvec![Cow::Owned(first)];
+            for other in others {
+                if !readings.contains(&Cow::Borrowed(other.as_str())) {
+                    readings.push(Cow::Owned(other));
+                }
+            }
+            readings.push(Cow::Borrowed(raw));
         }
         if ignore_case {
             for reading in &mut readings {
@@ -73,17 +79,15 @@ fn is_plain(path: &str) -> bool {
         && !path.split('/').any(|segment| matches!(segment, "." | ".."))
 }
 
-/// The path without `//`, `.`, `..`, `;parameters` and fragment, and with `%XX` decoded once, but for an encoded slash.
+/// The path without `//`, `.`, `..` and `;parameters`, and with `%XX` decoded once, but for an encoded slash.
 fn plain(path: &str) -> String {
-    let path = path.split('#').next().unwrap_or(path);
     let bare: Vec<&str> = path.split('/').map(without_parameters).collect();
     let decoded = decode(&bare.join("/"), b"/%");
     resolved(decoded.split('/'))
 }
 
-/// The same with everything decoded, `\` taken for `/`, and segments without white space at their ends.
-fn decoded(path: &str) -> String {
-    let path = path.split('#').next().unwrap_or(path);
+/// The same with everything decoded, `\` taken for `/`, and segments without white space at their ends. The first of `ends` ends the path.
+fn decoded(path: &str, ends: &[char]) -> String {
     let mut text = Cow::Borrowed(path);
     for _ in 0..DECODINGS {
         if !text.contains('%') {
@@ -92,6 +96,7 @@ fn decoded(path: &str) -> String {
         text = Cow::Owned(decode(&text, b""));
     }
     let is_blank = |c: char| c.is_whitespace() || c.is_control();
+    let text = text.split(ends).next().unwrap_or(&text);
     let segments = text.split(['/', '\\']);
     resolved(segments.map(|segment| without_parameters(segment).trim_end_matches(is_blank)))
 }

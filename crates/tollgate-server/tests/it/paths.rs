@@ -34,9 +34,15 @@ fn no_spelling_of_a_path_escapes_its_rule() {
         "/api/x/..%2flogin",
         "/api/x/..;/login",
         "/api//login/.",
+        "/x#/../api/login",
+        "/x%23/../api/login",
+        "/api/login%23x",
+        "/api/login%3fx",
+        "/api/login%253Fx/y",
+        "/api/login%00x",
     ];
     let server = Server::with(
-        "policy:\n  rules:\n    - { name: login, match: { path: /api/login }, key: ip, limit: 16/min }\n",
+        "policy:\n  rules:\n    - { name: login, match: { path: /api/login }, key: ip, limit: 22/min }\n",
     );
     for path in spellings {
         assert_eq!(rules(&server, &at(path)), ["login"], "{path}");
