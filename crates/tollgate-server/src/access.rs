@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::address::client;
+use crate::address::{canonical, sender};
 use crate::config::{AdminToken, ClientAddress};
-use crate::loopback::{is_forwarded, is_from_foreign_page};
+use crate::loopback::{LoopbackCheck, is_forwarded};
 
 /// Why a request was refused before it was looked at any further. A label of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,12 +68,19 @@ pub(crate) struct Access {
     is_open: bool,
     token_digests: Vec<[u8; 32]>,
     trusted: Vec<IpNet>,
+    /// Which web pages may call without a token from a trusted network.
+    pages: LoopbackCheck,
 }
 
 impl Access {
     /// `is_open` for loopback listeners without tokens.
-    pub(crate) fn new(is_open: bool, token_digests: Vec<[u8; 32]>, trusted: Vec<IpNet>) -> Self {
-        Self { is_open, token_digests, trusted }
+    pub(crate) fn new(
+        is_open: bool,
+        token_digests: Vec<[u8; 32]>,
+        trusted: Vec<IpNet>,
+        pages: LoopbackCheck,
+    ) -> Self {
+        Self { is_open, token_digests, trusted, pages }
     }
 
     /// Refuses tokens that are not configured, whether or not the request needs one.
@@ -94,14 +101,13 @@ impl Access {
     }
 
     /// Whether both ends of the way are in a trusted network: the connection's other end, and the client that a trusted proxy
-    /// names. A proxy on this machine that is not trusted has clients that nobody knows, and so is no trusted caller.
+    /// names. A forwarded request whose client is unknown is not trusted, nor is a web page under a host that is not allowed: a
+    /// browser in a trusted network shows pages from anywhere.
     fn trusts(&self, peer: IpAddr, headers: &HeaderMap, proxies: &ClientAddress) -> bool {
         let trusts = |ip: IpAddr| self.trusted.iter().any(|net| net.contains(&ip));
-        if !trusts(peer.to_canonical()) || is_from_foreign_page(headers) {
-            return false;
-        }
-        let client = client(proxies, peer, headers).ip();
-        trusts(client) && !(client.is_loopback() && is_forwarded(headers))
+        trusts(canonical(peer))
+            && self.pages.allows_page(headers)
+            && sender(proxies, peer, headers).is_some_and(trusts)
     }
 
     fn shown(&self, headers: &HeaderMap) -> Shown {
@@ -198,7 +204,8 @@ mod tests {
 
     fn access(is_open: bool, trusted: &[&str]) -> Access {
         let digests = vec![Sha256::digest("correct horse battery").into()];
-        Access::new(is_open, digests, trusted.iter().map(|net| net.parse().expect("a network")).collect())
+        let trusted = trusted.iter().map(|net| net.parse().expect("a network")).collect();
+        Access::new(is_open, digests, trusted, LoopbackCheck::new(vec!["gate.internal".to_owned()]))
     }
 
     fn ip(text: &str) -> IpAddr {
@@ -219,6 +226,7 @@ mod tests {
         assert!(may(near, &HeaderMap::new()));
         assert!(may(mapped, &HeaderMap::new()));
         assert!(!may(near, &header("sec-fetch-site", "cross-site")), "a page in a trusted network's browser");
+        assert!(!may(near, &header("x-forwarded-for", "10.1.2.3")), "the peer is no trusted proxy");
     }
 
     #[test]

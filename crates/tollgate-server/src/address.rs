@@ -7,6 +7,7 @@ use http::HeaderMap;
 use ipnet::IpNet;
 
 use crate::config::{AddressHeader, ClientAddress};
+use crate::loopback::is_forwarded;
 
 /// Hops of a header that are looked at, from the right. No honest path is longer; entries farther left come from the client.
 const HOPS_MAX: usize = 32;
@@ -16,13 +17,6 @@ const HOPS_MAX: usize = 32;
 pub(crate) struct Client {
     ip: IpAddr,
     ipv6_prefix: u8,
-}
-
-impl Client {
-    /// The address, whole.
-    pub(crate) const fn ip(&self) -> IpAddr {
-        self.ip
-    }
 }
 
 impl fmt::Display for Client {
@@ -41,19 +35,39 @@ pub(crate) fn network(ip: IpAddr, ipv6_prefix: u8) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & kept))
 }
 
-/// Who sent the request.
+/// Finds the address that a request is counted by. Where it cannot be found, this is the nearest hop that is known.
 pub(crate) fn client(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Client {
-    let peer = canonical(peer);
-    let ip = match config.header {
-        Some(header) if trusted(config, peer) => from_header(config, header, peer, headers),
-        Some(_) | None => peer,
-    };
-    Client { ip, ipv6_prefix: config.ipv6_prefix }
+    Client { ip: walk(config, peer, headers).ip, ipv6_prefix: config.ipv6_prefix }
+}
+
+/// Finds the address that sent the request; none if a proxy passed it on and does not say for whom.
+///
+/// A forwarded request needs a trusted peer and a header of which every hop up to the client can be read. Anything less leaves
+/// the client unknown, and the address of a proxy is no ground to trust its clients.
+pub(crate) fn sender(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
+    let walk = walk(config, peer, headers);
+    (walk.is_complete || !is_forwarded(headers)).then_some(walk.ip)
 }
 
 /// Whether a trusted proxy itself sent the request, not a client behind it.
 pub(crate) fn is_from_proxy(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> bool {
-    trusted(config, client(config, peer, headers).ip())
+    sender(config, peer, headers).is_some_and(|ip| trusted(config, ip))
+}
+
+/// How far the way of a request can be followed back.
+struct Walk {
+    /// The last hop that is known.
+    ip: IpAddr,
+    /// Whether a header says that this is the client.
+    is_complete: bool,
+}
+
+fn walk(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Walk {
+    let peer = canonical(peer);
+    match config.header {
+        Some(header) if trusted(config, peer) => from_header(config, header, peer, headers),
+        Some(_) | None => Walk { ip: peer, is_complete: false },
+    }
 }
 
 fn trusted(config: &ClientAddress, ip: IpAddr) -> bool {
@@ -62,7 +76,7 @@ fn trusted(config: &ClientAddress, ip: IpAddr) -> bool {
 
 /// From right to left through trusted hops: the first one that is not trusted is the client. What cannot be read ends the
 /// walk at the last hop that could.
-fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, headers: &HeaderMap) -> Walk {
     let name = match header {
         AddressHeader::XForwardedFor => "x-forwarded-for",
         AddressHeader::XRealIp => "x-real-ip",
@@ -72,27 +86,28 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
     // A byte that is no ASCII makes one hop unreadable, not the whole header.
     let lines: Vec<_> =
         headers.get_all(name).iter().map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
-    let hops = lines.iter().rev().flat_map(|line| rsplit_outside_quotes(line, ','));
-    for hop in hops.take(HOPS_MAX) {
+    let mut hops = lines.iter().rev().flat_map(|line| rsplit_outside_quotes(line, ','));
+    for hop in hops.by_ref().take(HOPS_MAX) {
         let address = match header {
             AddressHeader::XForwardedFor | AddressHeader::XRealIp => parse_hop(hop),
             AddressHeader::Forwarded => forwarded_for(hop).and_then(parse_hop),
         };
-        let Some(address) = address else { return last_good };
+        let Some(address) = address else { return Walk { ip: last_good, is_complete: false } };
         last_good = address;
         if !trusted(config, address) {
-            return address;
+            return Walk { ip: address, is_complete: true };
         }
     }
-    last_good
+    Walk { ip: last_good, is_complete: !lines.is_empty() && hops.next().is_none() }
 }
 
-/// The value of `for=` in an element of `Forwarded`.
+/// The value of `for=` in an element of `Forwarded`; none if there are two, of which a client may have written one.
 fn forwarded_for(element: &str) -> Option<&str> {
-    rsplit_outside_quotes(element, ';').find_map(|pair| {
+    let mut values = rsplit_outside_quotes(element, ';').filter_map(|pair| {
         let (name, value) = pair.trim().split_once('=')?;
         name.eq_ignore_ascii_case("for").then_some(value)
-    })
+    });
+    values.next().filter(|_| values.next().is_none())
 }
 
 /// Splits from the right, so that a quote which a client leaves open garbles only what the client has written.
@@ -205,6 +220,38 @@ mod tests {
         assert_eq!(read(&[r#"For="[2001:db8:cafe::17]:4711";proto=https"#]), "2001:db8:cafe::/64");
         assert_eq!(read(&[r#"for="6.6.6.6, 7.7.7.7""#]), "10.0.0.1");
         assert_eq!(read(&["by=10.0.0.2"]), "10.0.0.1");
+        assert_eq!(
+            read(&["for=198.51.100.1;for=192.0.2.9"]),
+            "10.0.0.1",
+            "one of the two may be the client's"
+        );
+    }
+
+    #[test]
+    fn the_sender_of_a_forwarded_request_is_known_only_if_every_hop_can_be_read() {
+        let config = config(AddressHeader::XForwardedFor);
+        let sender_of = |config: &ClientAddress, peer: &str, name: &'static str, value: &'static str| {
+            let header = (HeaderName::from_static(name), HeaderValue::from_static(value));
+            let peer = peer.parse().expect("an address");
+            super::sender(config, peer, &HeaderMap::from_iter([header])).map(|ip| ip.to_string())
+        };
+        for (peer, name, value, expected) in [
+            ("10.0.0.1", "x-forwarded-for", "198.51.100.1", Some("198.51.100.1")),
+            ("10.0.0.1", "x-forwarded-for", "unknown, 198.51.100.1", Some("198.51.100.1")),
+            ("10.0.0.1", "x-forwarded-for", "10.0.0.9", Some("10.0.0.9")),
+            ("10.0.0.1", "accept", "*/*", Some("10.0.0.1")),
+            ("192.0.2.9", "accept", "*/*", Some("192.0.2.9")),
+            ("10.0.0.1", "x-forwarded-for", "", None),
+            ("10.0.0.1", "x-forwarded-for", "unknown", None),
+            ("10.0.0.1", "x-forwarded-for", "198.51.100.1, _hidden", None),
+            ("10.0.0.1", "x-forwarded-for", "unknown, 10.0.0.2", None),
+            ("10.0.0.1", "via", "1.1 proxy", None),
+            ("192.0.2.9", "x-forwarded-for", "192.0.2.9", None),
+        ] {
+            assert_eq!(sender_of(&config, peer, name, value).as_deref(), expected, "{peer} {name}: {value}");
+        }
+        let no_header = ClientAddress { header: None, ..config };
+        assert_eq!(sender_of(&no_header, "10.0.0.1", "x-forwarded-for", "198.51.100.1"), None);
     }
 
     #[test]

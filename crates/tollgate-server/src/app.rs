@@ -125,7 +125,7 @@ impl App {
             policy,
             identity,
             clock,
-            access: Access::new(is_open, config.token_digests, config.trusted_callers),
+            access: Access::new(is_open, config.token_digests, config.trusted_callers, loopback_check()),
             client_address: config.client_address,
             loopback: is_open.then(loopback_check),
             body_timeout,

@@ -83,6 +83,18 @@ impl LoopbackCheck {
         Ok(())
     }
 
+    /// Whether no browser sent the request, or one for a page of this service under an allowed name.
+    ///
+    /// `Host` and `Origin` agree after DNS rebinding, too; only a name that is known tells such a page from the service's own.
+    pub(crate) fn allows_page(&self, headers: &HeaderMap) -> bool {
+        let is_of_browser = |name: &HeaderName| *name == ORIGIN || name.as_str().starts_with("sec-fetch-");
+        if !headers.keys().any(is_of_browser) {
+            return true;
+        }
+        let mut hosts = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default()).peekable();
+        hosts.peek().is_some() && hosts.all(|host| self.is_allowed(host)) && !is_from_foreign_page(headers)
+    }
+
     fn is_allowed(&self, host: &str) -> bool {
         let Some(name) = without_port(host) else { return false };
         let name = name.strip_suffix('.').unwrap_or(name);
@@ -154,6 +166,30 @@ mod tests {
         ] {
             assert!(!check.is_allowed(host), "{host}");
         }
+    }
+
+    #[test]
+    fn a_page_needs_an_allowed_host_and_other_callers_need_none() {
+        let check = LoopbackCheck::new(vec!["gate.internal".to_owned()]);
+        let allows = |host: &'static str, name: &'static str, value: &'static str| {
+            let headers = [(HOST, host), (HeaderName::from_static(name), value)];
+            check.allows_page(&HeaderMap::from_iter(
+                headers.map(|(name, value)| (name, HeaderValue::from_static(value))),
+            ))
+        };
+        assert!(allows("evil.example", "accept", "*/*"));
+        assert!(allows("gate.internal:8080", "origin", "http://gate.internal:8080"));
+        assert!(allows("gate.internal", "sec-fetch-site", "same-origin"));
+        for (host, name, value) in [
+            ("evil.example", "origin", "http://evil.example"),
+            ("evil.example", "sec-fetch-site", "same-origin"),
+            ("evil.example", "sec-fetch-mode", "cors"),
+            ("gate.internal", "origin", "http://evil.example"),
+            ("gate.internal", "sec-fetch-site", "cross-site"),
+        ] {
+            assert!(!allows(host, name, value), "{host} {name}: {value}");
+        }
+        assert!(!check.allows_page(&HeaderMap::from_iter([(ORIGIN, HeaderValue::from_static("null"))])));
     }
 
     #[test]

@@ -387,3 +387,72 @@ fn admin_changes_are_logged_with_the_name_of_the_token() {
     assert_eq!(text().matches("admin request").count(), 1, "{}", text());
     assert!(!text().contains(ADMIN_TOKEN) && !text().contains(TOKEN));
 }
+
+/// An address of this machine by which others reach it; loopback, if it has none.
+fn own_address() -> std::net::IpAddr {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Nothing is sent: this only asks which address would be used.
+    let found = socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr());
+    found.map_or(std::net::Ipv4Addr::LOCALHOST.into(), |address| address.ip())
+}
+
+#[test]
+fn trusted_callers_without_a_token_are_not_clients_of_proxies_that_nobody_knows() {
+    let own = own_address();
+    let start = |more: &str| {
+        Server::with(&format!(
+            "listen: 0.0.0.0:0\nadmin: {{ listen: '127.0.0.1:0' }}\napi: {{ trusted_callers: [{own}/32], allowed_hosts: [gate.internal] }}\n{more}"
+        ))
+    };
+    let reset = |server: &Server, host: &str, headers: &str| {
+        let address = SocketAddr::new(own, server.address.port());
+        ask(address, ("DELETE", &format!("{RESET}?key=victim")), host, headers, "").status
+    };
+    let alone = start("");
+    assert_eq!(reset(&alone, "api.example", ""), 200, "a caller in a trusted network");
+    for header in ["x-forwarded-for: 198.51.100.7", "forwarded: for=198.51.100.7", "via: 1.1 proxy"] {
+        let header = format!("{header}\r\n");
+        assert_eq!(reset(&alone, "api.example", &header), 401, "{header}: the peer is no trusted proxy");
+    }
+    let proxied = |header: &str| {
+        start(&format!("client_address: {{ header: {header}, trusted_proxies: [{own}/32] }}\n"))
+    };
+    let (by_list, by_pairs) = (proxied("X-Forwarded-For"), proxied("Forwarded"));
+    for value in ["198.51.100.7", "unknown", "_hidden", "", "198.51.100.7, unknown"] {
+        let header = format!("x-forwarded-for: {value}\r\n");
+        assert_eq!(reset(&by_list, "api.example", &header), 401, "{header}");
+    }
+    for value in ["for=198.51.100.7", "for=_hidden", "for=unknown", "", "by=192.0.2.1"] {
+        let header = format!("forwarded: {value}\r\n");
+        assert_eq!(reset(&by_pairs, "api.example", &header), 401, "{header}");
+    }
+    let twice = format!("forwarded: for=198.51.100.7;for={own}\r\n");
+    assert_eq!(reset(&by_pairs, "api.example", &twice), 401, "two clients in one hop");
+    assert_eq!(
+        reset(&by_list, "api.example", &format!("x-forwarded-for: {own}\r\n")),
+        200,
+        "a trusted client"
+    );
+    assert_eq!(reset(&by_list, "api.example", ""), 200, "the proxy itself");
+}
+
+#[test]
+fn a_web_page_in_a_trusted_network_needs_a_token_or_an_allowed_host() {
+    let server = Server::with(
+        "listen: 0.0.0.0:0\nadmin: { listen: '127.0.0.1:0' }\napi: { trusted_callers: [127.0.0.0/8], allowed_hosts: [gate.internal] }\n",
+    );
+    let reset = |host: &str, headers: &str| {
+        ask(server.address, ("DELETE", &format!("{RESET}?key=victim")), host, headers, "").status
+    };
+    for headers in [
+        "origin: http://evil.example:8080\r\nsec-fetch-site: same-origin\r\n",
+        "origin: http://evil.example:8080\r\n",
+        "sec-fetch-site: same-origin\r\n",
+        "sec-fetch-mode: cors\r\n",
+    ] {
+        assert_eq!(reset("evil.example:8080", headers), 401, "{headers}: a rebound name");
+    }
+    assert_eq!(reset("gate.internal:8080", "origin: http://gate.internal:8080\r\n"), 200);
+    assert_eq!(reset("gate.internal:8080", "origin: http://evil.example\r\n"), 401);
+    assert_eq!(reset("any.example", ""), 200, "backends call under any name");
+}

@@ -333,6 +333,11 @@ fn trusted_headers_are_believed_only_from_callers_that_are_proxies() {
         // A backend that calls through a proxy is no proxy.
         (true, "x-forwarded-for: 10.0.0.7\r\n", "ip:192.0.2.1", 3),
         (false, "x-forwarded-for: 10.9.0.1\r\n", "ip:192.0.2.1", 3),
+        // Nor is a client that the proxy does not name.
+        (true, "x-forwarded-for: unknown\r\n", "ip:192.0.2.1", 3),
+        (true, "x-forwarded-for: 10.0.0.7, _hidden\r\n", "ip:192.0.2.1", 3),
+        (true, "x-forwarded-for:\r\n", "ip:192.0.2.1", 3),
+        (true, "via: 1.1 proxy\r\n", "ip:192.0.2.1", 3),
     ];
     for (caller_is_proxy, header, key, limit) in rows {
         let service = Service::start(Setup { caller_is_proxy, ..BACKEND }, policy);
