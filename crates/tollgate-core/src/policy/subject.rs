@@ -28,6 +28,8 @@ pub enum KeyPart {
     Path(Box<str>),
     /// A header, a parameter of the query, an attribute.
     Value(Source, Box<str>),
+    /// A header whose value is a secret, such as `authorization`: a digest stands for the value.
+    SecretHeader(Box<str>),
     /// Everybody together.
     Global,
 }
@@ -48,7 +50,7 @@ impl KeyPart {
             Self::ApiKey => "APIKEY",
             Self::Host => "HOST",
             Self::Path(_) => "PATH",
-            Self::Value(Source::Header, _) => "HEADER",
+            Self::Value(Source::Header, _) | Self::SecretHeader(_) => "HEADER",
             Self::Value(Source::Query, _) => "QUERY",
             Self::Value(Source::Attribute, _) => "ATTRIBUTE",
             Self::Global => "GLOBAL",
@@ -60,9 +62,12 @@ impl KeyPart {
             Self::Ip => request.ip.is_some(),
             Self::UnverifiedApiKeyAddress => request.has_unverified_api_key && request.ip.is_some(),
             Self::Global => true,
-            Self::User | Self::ApiKey | Self::Host | Self::Path(_) | Self::Value(..) => {
-                self.text(request, parameters).is_some()
-            }
+            Self::User
+            | Self::ApiKey
+            | Self::Host
+            | Self::Path(_)
+            | Self::Value(..)
+            | Self::SecretHeader(_) => self.text(request, parameters).is_some(),
         }
     }
 
@@ -77,6 +82,7 @@ impl KeyPart {
                 parameters.iter().find(|(known, _)| *known == &**name).map(|(_, value)| *value)
             }
             Self::Value(source, name) => source.value(request, name),
+            Self::SecretHeader(name) => Source::Header.value(request, name),
         }
     }
 
@@ -95,12 +101,30 @@ impl KeyPart {
             Self::Host => write!(subject, "host:"),
             Self::Path(name) => write!(subject, "path.{name}:"),
             Self::Value(Source::Header, name) => write!(subject, "header.{name}:"),
+            Self::SecretHeader(name) => write!(subject, "header.{name}:"),
             Self::Value(Source::Query, name) => write!(subject, "query.{name}:"),
             Self::Value(Source::Attribute, name) => write!(subject, "attribute.{name}:"),
             Self::Global => write!(subject, "global"),
         };
-        if let Some(text) = self.text(request, parameters) {
-            write_escaped(subject, text);
+        match (self, self.text(request, parameters)) {
+            (Self::SecretHeader(_), Some(secret)) => write_digest(subject, secret),
+            (_, Some(text)) => write_escaped(subject, text),
+            (_, None) => {}
+        }
+    }
+
+    /// The name of the header, if its value is a secret.
+    pub fn secret_header(&self) -> Option<&str> {
+        match self {
+            Self::SecretHeader(name) => Some(name),
+            Self::Ip
+            | Self::User
+            | Self::ApiKey
+            | Self::UnverifiedApiKeyAddress
+            | Self::Host
+            | Self::Path(_)
+            | Self::Value(..)
+            | Self::Global => None,
         }
     }
 }
@@ -142,13 +166,8 @@ impl KeySpec {
             part.write(&mut subject, request, parameters, ipv6_prefix);
         }
         if subject.len() > SUBJECT_BYTES_MAX {
-            // Nobody finds two texts with one of these, and nobody needs a secret for that, which all nodes would have to share.
-            let digest = Sha256::digest(subject.as_bytes());
-            subject.clear();
-            subject.push_str("{sha256:");
-            for byte in &digest[..16] {
-                let _ = write!(subject, "{byte:02x}");
-            }
+            let whole = core::mem::replace(&mut subject, String::from("{"));
+            write_digest(&mut subject, &whole);
         }
         subject.push('}');
         subject
@@ -174,6 +193,14 @@ fn write_ip(subject: &mut String, ip: Option<IpAddr>, ipv6_prefix: u8) -> core::
             write!(subject, "ip:{network}/{ipv6_prefix}")
         }
         None => Ok(()),
+    }
+}
+
+/// Writes 128 bits of a text's SHA-256. No two texts with the same are found, and there is no secret that all nodes would have to share.
+fn write_digest(subject: &mut String, text: &str) {
+    subject.push_str("sha256:");
+    for byte in &Sha256::digest(text.as_bytes())[..16] {
+        let _ = write!(subject, "{byte:02x}");
     }
 }
 

@@ -35,6 +35,7 @@ impl Family {
             | KeyPart::Host
             | KeyPart::Path(_)
             | KeyPart::Value(..)
+            | KeyPart::SecretHeader(_)
             | KeyPart::Global => None,
         };
         named.or_else(|| self.members.get(member?).copied()).unwrap_or(self.default)

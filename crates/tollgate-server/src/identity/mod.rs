@@ -37,6 +37,13 @@ impl IdentityConfig {
         }
     }
 
+    /// Whether the value of a header, by its name in lower case, is a secret: it must not be in keys or log lines.
+    pub(crate) fn is_secret_header(&self, name: &str) -> bool {
+        ["authorization", "proxy-authorization", "cookie"].contains(&name)
+            || self.jwt.as_ref().is_some_and(|source| source.header == name)
+            || self.api_key.as_ref().is_some_and(|source| source.header == name)
+    }
+
     /// The identifier of an API key, wherever it is kept or shown.
     pub(crate) fn api_key_id(&self, key: &str) -> Option<String> {
         let id = match &self.api_key {

@@ -8,7 +8,7 @@ use tollgate::rules::{
 use super::Report;
 use super::file::{IdentityName, MatchFields};
 use super::text::Many;
-use crate::identity;
+use crate::identity::{self, IdentityConfig};
 
 /// The conditions that fields stand for. What can never hold is a mistake.
 pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, report: Report<'_>) -> Match {
@@ -100,7 +100,7 @@ fn item<T>(at: &str, field: &str, many: &Many<T>, number: usize) -> String {
 pub(super) fn keys(
     texts: &[String],
     matching: &Match,
-    identity: &[identity::Source],
+    identity: &IdentityConfig,
     at: &str,
     report: Report<'_>,
 ) -> KeySpec {
@@ -108,7 +108,7 @@ pub(super) fn keys(
     for (number, text) in texts.iter().enumerate() {
         let field = if texts.len() == 1 { at.to_owned() } else { format!("{at}.{number}") };
         if text == "identity" {
-            keys.extend(identity.iter().map(|source| {
+            keys.extend(identity.order.iter().map(|source| {
                 vec![match source {
                     identity::Source::Jwt => KeyPart::User,
                     identity::Source::ApiKey => KeyPart::ApiKey,
@@ -119,7 +119,7 @@ pub(super) fn keys(
         }
         let mut parts = Vec::new();
         for part in text.split('+') {
-            match key_part(part.trim(), matching) {
+            match key_part(part.trim(), matching, identity) {
                 Ok(part) if parts.contains(&part) => report(&field, format!("{text}: one part stands twice")),
                 Ok(part) => parts.push(part),
                 Err(why) => report(&field, why),
@@ -148,7 +148,7 @@ pub(super) fn never_has_key(matching: &Match, keys: &KeySpec) -> bool {
         && keys.0.iter().all(|parts| parts.contains(&KeyPart::User))
 }
 
-fn key_part(text: &str, matching: &Match) -> Result<KeyPart, String> {
+fn key_part(text: &str, matching: &Match, identity: &IdentityConfig) -> Result<KeyPart, String> {
     let (kind, name) = text.split_once(':').map_or((text, None), |(kind, name)| (kind, Some(name.trim())));
     Ok(match (kind, name) {
         ("ip", None) => KeyPart::Ip,
@@ -157,7 +157,11 @@ fn key_part(text: &str, matching: &Match) -> Result<KeyPart, String> {
         ("host", None) => KeyPart::Host,
         ("global", None) => KeyPart::Global,
         ("header", Some(name)) if name.parse::<http::HeaderName>().is_ok() => {
-            KeyPart::Value(Source::Header, name.to_ascii_lowercase().into())
+            let name = name.to_ascii_lowercase();
+            match identity.is_secret_header(&name) {
+                true => KeyPart::SecretHeader(name.into()),
+                false => KeyPart::Value(Source::Header, name.into()),
+            }
         }
         ("query", Some(name)) if is_name(name) => KeyPart::Value(Source::Query, name.into()),
         ("attribute", Some(name)) if is_name(name) => KeyPart::Value(Source::Attribute, name.into()),

@@ -9,7 +9,7 @@ mod rule_limits;
 pub(super) mod text;
 mod tiers;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -282,7 +282,8 @@ impl<'a> Building<'a> {
             self.wrong(&format!("{at}.key"), format!("at most {KEYS_MAX} keys"));
         }
         let texts = &fields.key.0[..fields.key.0.len().min(KEYS_MAX)];
-        let key = keys(texts, &matching, &self.context.identity.order, &format!("{at}.key"), self.report);
+        let key = keys(texts, &matching, &self.context.identity, &format!("{at}.key"), self.report);
+        self.warn_of_secrets(&fields.name, &key);
         if fields.key.0.is_empty() && !fields.unlimited {
             self.wrong(&format!("{at}.key"), "what does it count by? For example `key: [ip]`");
         }
@@ -347,6 +348,16 @@ impl<'a> Building<'a> {
             self.wrong(&format!("{at}.code"), "capital letters, digits and _, such as LOGIN_LIMIT");
         }
         Some(code.into())
+    }
+
+    /// Warns of keys that are secrets: only a digest of them is kept, and a client can invent any number of them.
+    fn warn_of_secrets(&mut self, rule: &str, key: &KeySpec) {
+        let names: BTreeSet<_> = key.0.iter().flatten().filter_map(KeyPart::secret_header).collect();
+        for name in names {
+            self.warnings.push(format!(
+                "{rule}: header:{name} holds a secret, which is not verified: keys and log lines have its digest instead; `user` and `api_key` count by what is verified"
+            ));
+        }
     }
 
     /// Tells what becomes of API keys in headers where none of them is verified.
