@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{Request, StatusCode, Uri};
+use http::{HeaderValue, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde_json::{Map, Value};
@@ -87,7 +87,14 @@ impl Check {
         let mut request =
             Request::post(path).header(HOST, authority.as_str()).header(CONTENT_TYPE, "application/json");
         match std::env::var("TOLLGATE_TOKEN") {
-            Ok(token) => request = request.header(AUTHORIZATION, format!("Bearer {token}")),
+            Ok(token) => {
+                let value = HeaderValue::try_from(format!("Bearer {token}"));
+                // Not the value: it is a secret.
+                let value = value.ok().context(
+                    "TOLLGATE_TOKEN: the value has a character that no header can have, such as a line end",
+                )?;
+                request = request.header(AUTHORIZATION, value);
+            }
             Err(VarError::NotPresent) => {}
             Err(VarError::NotUnicode(_)) => bail!("TOLLGATE_TOKEN: the value is not UTF-8"),
         }

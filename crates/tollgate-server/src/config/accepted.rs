@@ -35,6 +35,11 @@ impl Accepted {
         accepted
     }
 
+    /// Whether the field holds further fields, or a list, and nothing else.
+    pub(super) fn is_section(&self) -> bool {
+        self.structures && !self.texts
+    }
+
     /// Reads a text. Where the field takes a text it is taken as it is, so that passwords keep their `#`, quotes and leading zeros;
     /// numbers and lists are read as the file would read them.
     pub(super) fn read(&self, text: &str) -> Value {

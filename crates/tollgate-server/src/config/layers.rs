@@ -1,5 +1,6 @@
 //! The layers of a configuration, and which of them each value came from.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -68,6 +69,39 @@ impl Layers {
         let value = Accepted::at(&schema(), &path).read(text);
         self.set_by.insert(path.clone(), by.to_owned());
         insert(&mut self.value, &path, value);
+    }
+
+    /// Takes out sections without a value, such as `redis:` with all of its lines commented out: they have their defaults.
+    pub(super) fn drop_empty_sections(&mut self) {
+        drop_empty_sections(&mut self.value, &mut Vec::new(), &schema());
+    }
+
+    /// Takes out the field of two that an earlier layer has set, if a later one has set the other.
+    pub(super) fn later_layer_wins(&mut self, fields: [&str; 2]) {
+        let paths = fields.map(|field| field.split('.').map(str::to_owned).collect::<Vec<_>>());
+        let is_set = |path: &Vec<String>| {
+            let value = path.iter().try_fold(&self.value, |value, name| value.get(name));
+            value.is_some_and(|value| !value.is_null())
+        };
+        if !paths.iter().all(is_set) {
+            return;
+        }
+        let [first, second] = paths.each_ref().map(|path| self.layer(path));
+        let earlier = match first.cmp(&second) {
+            Ordering::Less => &paths[0],
+            Ordering::Greater => &paths[1],
+            Ordering::Equal => return,
+        };
+        Removed::default().remove(&mut self.value, earlier);
+    }
+
+    /// The layer that a field was set in: the file, the environment, the flags.
+    fn layer(&self, path: &[String]) -> u8 {
+        match self.set_by.get(path) {
+            None => 0,
+            Some(by) if by.starts_with("--") => 2,
+            Some(_) => 1,
+        }
     }
 
     /// A part of what was written, to be read by itself.
@@ -147,6 +181,17 @@ impl Layers {
     }
 }
 
+fn drop_empty_sections(value: &mut Value, path: &mut Vec<String>, schema: &Value) {
+    let Value::Object(fields) = value else { return };
+    fields.retain(|name, value| {
+        path.push(name.clone());
+        let is_empty_section = value.is_null() && Accepted::at(schema, path).is_section();
+        drop_empty_sections(value, path, schema);
+        path.pop();
+        !is_empty_section
+    });
+}
+
 /// How many values there are, those within others included.
 fn count(value: &Value) -> usize {
     1 + match value {
@@ -165,6 +210,9 @@ fn mistake(mut path: Vec<String>, why: &str) -> (Vec<String>, String) {
         }
         return (path, format!("no such field; accepted here: {expected}"));
     }
+    if why.starts_with("invalid type: null") || why.starts_with("invalid type: unit value") {
+        return (path, "has no value: write one, or leave the field out".to_owned());
+    }
     if may_hold_secret(&path) {
         // What serde says would repeat the value.
         let why = "has the wrong type (the value is not shown: it may be a secret); write texts in quotes";
@@ -173,7 +221,21 @@ fn mistake(mut path: Vec<String>, why: &str) -> (Vec<String>, String) {
     let why = ["u64", "usize", "u32", "u16", "u8"].iter().fold(why.to_owned(), |why, number| {
         why.replace(&format!("expected {number}"), "expected a whole number")
     });
-    (path, why)
+    (path, without_rust_words(&why))
+}
+
+/// What serde says of a value that should be a list or have fields, in words of the file.
+fn without_rust_words(why: &str) -> String {
+    let Some((found, expected)) = why.rsplit_once(", expected ") else { return why.to_owned() };
+    if expected == "a sequence" {
+        let text = found.strip_prefix("invalid type: string \"").and_then(|text| text.strip_suffix('"'));
+        return text.map_or_else(
+            || format!("{found}, expected a list such as [a, b]"),
+            |text| format!("expected a list: [{text}]"),
+        );
+    }
+    let is_structure = ["struct ", "a map", "map"].iter().any(|word| expected.starts_with(word));
+    if is_structure { format!("{found}, expected fields, each as NAME: VALUE") } else { why.to_owned() }
 }
 
 /// Whether a field's value may be a secret, or contain one.

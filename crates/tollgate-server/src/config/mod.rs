@@ -189,6 +189,8 @@ pub fn load(
     for (field, flag, value) in flags {
         layers.set(field, flag, &value);
     }
+    layers.drop_empty_sections();
+    layers.later_layer_wins(["redis.password", "redis.password_file"]);
     let (file, mut errors, removed) = layers.read::<ConfigFile>();
     let mut mistakes = Vec::new();
     let identity =

@@ -37,7 +37,7 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
         report("redis.connections", format!("between 1 and {CONNECTIONS_MAX}"));
     }
     if redis.password.is_some() && redis.password_file.is_some() {
-        report("redis.password_file", "there is a password already".to_owned());
+        report("redis.password_file", "redis.password is set, too: leave one of the two out".to_owned());
     }
     let breaker = guard::breaker(&file.guard.breaker, report);
     let mut read = |field: &str, path: &Option<std::path::PathBuf>| {

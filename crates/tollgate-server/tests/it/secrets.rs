@@ -109,6 +109,11 @@ fn variables_that_are_no_utf8_get_a_clear_message() {
     let (code, said) = run_with("TOLLGATE_TOKEN", &["check", "a", "--url", "http://127.0.0.1:9"]);
     assert_eq!(code, Some(2));
     assert!(said.contains("TOLLGATE_TOKEN: the value is not UTF-8"), "{said}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(["check", "a", "--url", "http://127.0.0.1:9"]).env("TOLLGATE_TOKEN", "secret-token\n");
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.contains("TOLLGATE_TOKEN: ") && said.contains("line end"), "{said}");
+    assert!(!said.contains("secret-token"), "{said}");
     // Other programs' variables are not looked at: this one fails for its file only.
     let (code, said) = run_with("LESSOPEN", &["--config", "/nowhere.yaml"]);
     assert_eq!(code, Some(2));
@@ -126,5 +131,29 @@ fn settings_that_cannot_be_get_a_clear_message() {
     ] {
         let mistakes = load(yaml, &[]).unwrap_err().to_string();
         assert!(mistakes.contains(mistake), "{yaml}: {mistakes}");
+    }
+}
+
+#[test]
+fn a_password_of_a_later_layer_wins_over_a_password_file_of_an_earlier_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    std::fs::write(&file, "from-file\n").unwrap();
+    let file = file.display().to_string();
+    let password = |yaml: &str, variables: &[(&str, &str)]| match load(yaml, variables).unwrap().store {
+        Store::Redis { config, .. } => config.password,
+        Store::Memory(_) => None,
+    };
+    let by_file = format!("store: redis://h\nredis: {{ password_file: {file} }}\n");
+    let by_text = "store: redis://h\nredis: { password: from-text }\n";
+    let variable = ("TOLLGATE_REDIS__PASSWORD", "from-variable");
+    let variable_file = ("TOLLGATE_REDIS__PASSWORD_FILE", file.as_str());
+    assert_eq!(password(&by_file, &[]).as_deref(), Some("from-file"));
+    assert_eq!(password(&by_file, &[variable]).as_deref(), Some("from-variable"));
+    assert_eq!(password(by_text, &[variable_file]).as_deref(), Some("from-file"));
+    let both = format!("redis: {{ password: a, password_file: {file} }}\n");
+    for (yaml, variables) in [(both.as_str(), &[][..]), ("", &[variable, variable_file])] {
+        let mistakes = load(yaml, variables).unwrap_err().to_string();
+        assert!(mistakes.contains("redis.password_file: redis.password is set, too"), "{mistakes}");
     }
 }
