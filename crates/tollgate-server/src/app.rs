@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tollgate::{Clock, Engine, Guard, LeaseStats, MemoryEngine, RedisConfig, RedisEngine};
 
 use crate::access::{Access, AdminAccess};
-use crate::config::{Config, PolicyContext, Serving, Store};
+use crate::config::{Config, Serving, Store};
 use crate::doors::actuator::Actuator;
 use crate::doors::admin::{Admin, AdminDoor};
 use crate::doors::body::BodyMemory;
@@ -98,13 +98,21 @@ impl App {
         if matches!(engine, Engine::Redis(_)) {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
+        if is_open && !config.client_address.trusted_proxies.is_empty() {
+            tracing::warn!(
+                "the API listens on loopback without tokens behind a proxy: requests that the proxy passes on without a forwarding header count as local callers, who may name any key; let the proxy set the header (nginx: proxy_set_header), or set api.token_file"
+            );
+        }
         let identity = config.identity;
-        let context = PolicyContext::new(config.client_address.ipv6_prefix, Arc::clone(&identity))
-            .with_log_limit_max(config.log_limit_max);
-        let policy = LivePolicy::new(&engine, Arc::clone(&metrics), config.policy, context)?;
-        let policy = Arc::new(policy);
+        let policy = Arc::new(LivePolicy::new(&engine, Arc::clone(&metrics), config.policy)?);
         // Before anybody is let in: what all nodes go by counts from the first request on.
-        policy.hear().await;
+        if !policy.hear().await {
+            let own = policy.current().version.clone();
+            tracing::warn!(
+                version = own,
+                "the store does not answer: this node goes by its own policy, if it has one, until the store tells it of a pushed one"
+            );
+        }
         tasks.spawn(keep_up(Arc::clone(&policy), hangups, stop.clone()));
         let store = config.store.to_string();
         let actuator =

@@ -1,7 +1,7 @@
 //! The policy that is in force, how another one takes its place, and the tiers that were assigned.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -14,7 +14,9 @@ use tollgate::{
     TooManyLimits, Version,
 };
 
-use crate::config::{CheckedPolicy, ConfigErrors, PolicyConfig, PolicyContext, load_policy, read_policy};
+use crate::config::{
+    CheckedPolicy, ConfigErrors, PolicyConfig, PolicyOrigin, load_policy, notes, read_policy,
+};
 use crate::metrics::{RuleAnswers, SharedMetrics};
 
 /// The policy in force. Requests see it whole: the old one or the new one.
@@ -23,7 +25,6 @@ pub(crate) struct LivePolicy {
     current: ArcSwap<Loaded>,
     /// The policy that this node was started with, and its file.
     own: Mutex<PolicyConfig>,
-    context: PolicyContext,
     /// Changes come one after another. A policy is read with the lock held, so that the memory for reading is taken once.
     changing: tokio::sync::Mutex<Known>,
     assigned: RwLock<HashMap<(String, String), Arc<str>>>,
@@ -60,7 +61,9 @@ impl Known {
         let is_lost =
             [news.policy_version.number < self.policy.number, news.tiers_version.number < self.tiers.number];
         let had_lost = std::mem::replace(&mut self.has_lost, is_lost);
-        let what = ["the pushed policy", "the assigned tiers"];
+        // A withdrawal is kept in the store as well, and can be lost.
+        let policy = if self.pushed.is_empty() { "the withdrawal of a policy" } else { "the pushed policy" };
+        let what = [policy, "the assigned tiers"];
         for ((what, is_lost), had_lost) in what.into_iter().zip(is_lost).zip(had_lost) {
             match (is_lost, had_lost) {
                 (true, false) => {
@@ -98,8 +101,10 @@ pub(crate) struct Loaded {
     pub(crate) since: SystemTime,
     /// Where it came from: a file, the configuration, the admin API.
     pub(crate) origin: String,
+    /// What may be more than was meant.
+    warnings: Vec<String>,
     /// What there is to know beyond what was written.
-    pub(crate) remarks: Vec<String>,
+    remarks: Vec<String>,
     pub(crate) limiter: PolicyLimiter,
     /// By rule, the default rule last.
     answers: Vec<RuleAnswers>,
@@ -120,6 +125,23 @@ pub(crate) enum NotChanged {
     /// A policy that was pushed is in force.
     #[error("a policy that was pushed is in force; withdraw it first (DELETE /admin/policy)")]
     Pushed,
+    /// There is no file to read: the policy is a part of the configuration.
+    #[error(
+        "the policy is written in the configuration, which is read at start only: restart, or name a file with `policy: FILE`"
+    )]
+    Inline,
+    /// There is no file to read, and no policy.
+    #[error("no policy is configured: name a file with `policy: FILE`, or push a policy (PUT /admin/policy)")]
+    NoPolicy,
+}
+
+/// What a policy's file is read again for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AskedBy {
+    /// A request to `/admin`, which is told the outcome.
+    Admin,
+    /// A signal, or a file that has changed.
+    Node,
 }
 
 impl LivePolicy {
@@ -127,11 +149,10 @@ impl LivePolicy {
         engine: &Engine,
         metrics: SharedMetrics,
         own: PolicyConfig,
-        context: PolicyContext,
     ) -> Result<Self, TooManyLimits> {
         let checked = &own.checked;
         let limiter = PolicyLimiter::new(engine, checked.policy.clone(), &checked.settings)?;
-        let loaded = Loaded::new(limiter, &metrics, checked, origin(&own));
+        let loaded = Loaded::new(limiter, &metrics, checked, own.origin.to_string());
         let control = match engine {
             Engine::Memory(_) => None,
             Engine::Redis(guard) => Some(guard.engine().control()),
@@ -140,7 +161,6 @@ impl LivePolicy {
             metrics,
             current: ArcSwap::from_pointee(loaded),
             own: Mutex::new(own),
-            context,
             changing: tokio::sync::Mutex::default(),
             assigned: RwLock::default(),
             assigned_count: AtomicU64::new(0),
@@ -155,7 +175,7 @@ impl LivePolicy {
 
     /// The file that the policy is read from again when it changes.
     pub(crate) fn file(&self) -> Option<PathBuf> {
-        self.own.lock().file.clone()
+        self.own.lock().origin.file().map(Path::to_owned)
     }
 
     /// Looks a policy over without putting it in force, and sums it up.
@@ -169,14 +189,21 @@ impl LivePolicy {
     }
 
     /// Reads the policy's file again. A file with mistakes changes nothing.
-    pub(crate) async fn reload(self: &Arc<Self>) -> Result<Arc<Loaded>, NotChanged> {
+    pub(crate) async fn reload(self: &Arc<Self>, by: AskedBy) -> Result<Arc<Loaded>, NotChanged> {
         let known = self.changing.lock().await;
         let is_pushed = known.is_pushed;
         self.off_workers(move |live| {
             let before = live.current();
             let outcome = live.read_again(is_pushed);
-            if !outcome.as_ref().is_ok_and(|loaded| Arc::ptr_eq(loaded, &before)) {
-                live.say(&outcome);
+            match &outcome {
+                Ok(loaded) if Arc::ptr_eq(loaded, &before) => {}
+                Err(why @ NotChanged::Pushed) if by == AskedBy::Node => {
+                    tracing::info!("the policy's file is read and not in force: {why}");
+                }
+                Err(why @ (NotChanged::Inline | NotChanged::NoPolicy)) => {
+                    tracing::warn!("nothing is read again: {why}");
+                }
+                Ok(_) | Err(_) => live.say(&outcome),
             }
             outcome
         })
@@ -200,22 +227,26 @@ impl LivePolicy {
     }
 
     fn read(&self, name: &str, text: &str) -> Result<CheckedPolicy, ConfigErrors> {
-        read_policy(name, text, &self.context)
+        let context = self.own.lock().context.clone();
+        read_policy(name, text, &context)
     }
 
     fn read_again(&self, is_pushed: bool) -> Result<Arc<Loaded>, NotChanged> {
         let mut own = self.own.lock();
-        if let Some(path) = own.file.clone() {
-            own.checked = load_policy(&path, &self.context)?;
+        match own.origin.clone() {
+            PolicyOrigin::File(path) => own.checked = load_policy(&path, &own.context)?,
+            PolicyOrigin::Configuration if !is_pushed => return Err(NotChanged::Inline),
+            PolicyOrigin::None if !is_pushed => return Err(NotChanged::NoPolicy),
+            PolicyOrigin::Configuration | PolicyOrigin::None => {}
         }
         if is_pushed {
             return Err(NotChanged::Pushed);
         }
-        let current = self.current();
-        if current.version == own.checked.version && current.origin == origin(&own) {
+        let (current, origin) = (self.current(), own.origin.to_string());
+        if current.version == own.checked.version && current.origin == origin {
             return Ok(current);
         }
-        self.replace(&own.checked, origin(&own))
+        self.replace(&own.checked, origin)
     }
 
     /// Puts a policy in force on all nodes that share the store, or on this one if there is no store. None: the one that was pushed is
@@ -266,22 +297,22 @@ impl LivePolicy {
 
     fn back_to_own(&self) -> Result<Arc<Loaded>, NotChanged> {
         let mut own = self.own.lock();
-        if let Some(path) = own.file.clone() {
-            match load_policy(&path, &self.context) {
+        if let PolicyOrigin::File(path) = own.origin.clone() {
+            match load_policy(&path, &own.context) {
                 Ok(checked) => own.checked = checked,
                 // It is withdrawn all the same: the last one of this node's own that was good is in force.
                 Err(why) => tracing::error!("the policy's file is not read again: {why}"),
             }
         }
-        self.replace(&own.checked, origin(&own))
+        self.replace(&own.checked, own.origin.to_string())
     }
 
-    /// Takes over what other nodes have told the store, and writes back what the store has lost.
-    pub(crate) async fn hear(self: &Arc<Self>) {
-        let Some(control) = &self.control else { return };
+    /// Takes over what other nodes have told the store, and writes back what the store has lost. False if the store did not answer.
+    pub(crate) async fn hear(self: &Arc<Self>) -> bool {
+        let Some(control) = &self.control else { return true };
         let mut known = self.changing.lock().await;
         // A store that does not answer is told of by the checks that it does not decide.
-        let Ok(news) = control.news(&known.policy, &known.tiers).await else { return };
+        let Ok(news) = control.news(&known.policy, &known.tiers).await else { return false };
         let lost = known.lost(&news);
         self.hear_tiers(&mut known, &news);
         self.hear_policy(&mut known, news).await;
@@ -293,6 +324,7 @@ impl LivePolicy {
             kept = self.keep_tiers(control, &known, version).await;
         }
         known.not_kept(kept.err());
+        true
     }
 
     async fn hear_policy(self: &Arc<Self>, known: &mut Known, news: News) {
@@ -432,6 +464,7 @@ impl LivePolicy {
         match outcome {
             Ok(loaded) => {
                 tracing::info!(version = loaded.version, origin = loaded.origin, "policy in force");
+                loaded.warnings.iter().for_each(|warning| tracing::warn!("policy: {warning}"));
                 loaded.remarks.iter().for_each(|remark| tracing::info!("policy: {remark}"));
             }
             Err(why) => {
@@ -448,10 +481,6 @@ fn rules_of(checked: &CheckedPolicy) -> impl Iterator<Item = &Rule> {
     parts.rules.iter().chain(&parts.default)
 }
 
-fn origin(own: &PolicyConfig) -> String {
-    own.file.as_ref().map_or_else(|| "configuration".to_owned(), |path| path.display().to_string())
-}
-
 impl Loaded {
     fn new(limiter: PolicyLimiter, metrics: &SharedMetrics, checked: &CheckedPolicy, origin: String) -> Self {
         let answers = rules_of(checked).map(|rule| metrics.of_rule(&rule.name)).collect();
@@ -460,10 +489,16 @@ impl Loaded {
             version: checked.version.clone(),
             since: SystemTime::now(),
             origin,
-            remarks: checked.warnings.iter().chain(&checked.remarks).cloned().collect(),
+            warnings: checked.warnings.clone(),
+            remarks: checked.remarks.clone(),
             limiter,
             answers,
         }
+    }
+
+    /// The first warnings, marked as such, and remarks.
+    pub(crate) fn notes(&self, most: usize) -> Vec<String> {
+        notes(&self.warnings, &self.remarks, most)
     }
 
     /// Counts what was decided.

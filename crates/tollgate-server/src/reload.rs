@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::live::LivePolicy;
+use crate::live::{AskedBy, LivePolicy};
 
 /// How often the file is looked at. Looking is a system call; being told of changes would need watches on every folder that a link
 /// leads through, and is not to be had on network file systems.
@@ -77,11 +77,15 @@ pub(crate) async fn keep_up(policy: Arc<LivePolicy>, mut hangups: Signal, stop: 
             () = stop.cancelled() => return,
             _ = hangups.recv() => {
                 watch = Watch::new(mark());
-                let _ = policy.reload().await;
+                let _ = policy.reload(AskedBy::Node).await;
             }
             // The outcome is logged and counted, and nobody waits for it.
-            _ = looks.tick(), if file.is_some() => if watch.look(mark()) { let _ = policy.reload().await; },
-            _ = news.tick() => policy.hear().await,
+            _ = looks.tick(), if file.is_some() => if watch.look(mark()) {
+                let _ = policy.reload(AskedBy::Node).await;
+            },
+            _ = news.tick() => {
+                policy.hear().await;
+            }
         }
     }
 }

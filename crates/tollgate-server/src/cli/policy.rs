@@ -56,8 +56,7 @@ impl PolicyCommand {
                     checked.version
                 )];
                 lines.extend(config::figures(&checked));
-                lines.extend(checked.warnings.iter().map(|warning| format!("warning: {warning}")));
-                lines.extend(checked.remarks);
+                lines.extend(checked.notes(usize::MAX));
                 print(&(lines.join("\n") + "\n"))
             }
             Self::Diff { old, new } => {

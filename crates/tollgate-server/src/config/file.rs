@@ -276,11 +276,12 @@ pub(super) struct Api {
     pub trusted_callers: Vec<NetworkText>,
     /// Host names under which a loopback address without tokens is called, beside `localhost` and loopback addresses: without port.
     pub allowed_hosts: Vec<String>,
-    /// For every limit that does not say it itself.
+    /// For every limit that does not say it itself, those of policies too.
     pub consistency: ConsistencyName,
-    /// For every limit that does not say it itself.
+    /// For every limit that does not say it itself, those of policies too.
     pub on_store_failure: OnStoreFailure,
-    /// Whether what `local` has admitted is taken from the store's state afterwards, into bounded debt.
+    /// Whether what `local` has admitted is taken from the store's state afterwards, into bounded debt. For every limit that does not
+    /// say it itself, those of policies too.
     pub settle_debt: bool,
     /// The status of a check that is refused because the store does not decide: 503, or 429.
     pub closed_status: u16,

@@ -37,6 +37,8 @@ use self::layers::Layers;
 use self::log_limit::LOG_LIMIT_CEILING;
 use self::mistakes::MISTAKES_MAX;
 pub use self::mistakes::{ConfigError, ConfigErrors};
+use self::policy::StoreDefaults;
+pub(crate) use self::policy::notes;
 pub use self::policy::{CheckedPolicy, PolicyContext, diff, figures};
 use self::text::NetworkText;
 use self::tree::Parsed;
@@ -74,8 +76,6 @@ pub struct Config {
     pub client_address: ClientAddress,
     /// How connections are held.
     pub server: Serving,
-    /// The largest limit that a log may have.
-    pub log_limit_max: u64,
     /// Directives of a log filter, such as `info,tollgate_server=debug`.
     pub log_level: String,
     /// How log lines look.
@@ -132,10 +132,42 @@ impl fmt::Debug for Store {
 /// The policy that the service starts with, and where it is read again.
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
-    /// The file that it came from, if it has one of its own.
-    pub file: Option<PathBuf>,
+    /// Where it is written.
+    pub origin: PolicyOrigin,
     /// The policy.
     pub checked: CheckedPolicy,
+    /// What this policy, and every one that follows it, is read with.
+    pub context: PolicyContext,
+}
+
+/// Where the policy of a node is written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PolicyOrigin {
+    /// Nowhere: the node has no policy of its own.
+    None,
+    /// In the configuration, which is read at start only.
+    Configuration,
+    /// In a file of its own, which is read again when it changes.
+    File(PathBuf),
+}
+
+impl PolicyOrigin {
+    /// The file that is read again.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::None | Self::Configuration => None,
+        }
+    }
+}
+
+impl fmt::Display for PolicyOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::None | Self::Configuration => f.write_str("configuration"),
+        }
+    }
 }
 
 /// Which peers are believed what they say of the client's address.
@@ -197,8 +229,13 @@ pub fn load(
         identity::validate(&file.identity, &mut |field, why| mistakes.push((field.to_owned(), why)));
     let identity = Arc::new(identity);
     let context = PolicyContext::new(file.client_address.ipv6_prefix, Arc::clone(&identity))
-        .with_log_limit_max(file.sliding_window.max_limit);
-    let policy = policy_of(&file, &layers, path, &context, &mut errors);
+        .with_log_limit_max(file.sliding_window.max_limit)
+        .with_defaults(StoreDefaults {
+            consistency: Some(file.api.consistency),
+            on_store_failure: Some(file.api.on_store_failure),
+            settle_debt: Some(file.api.settle_debt),
+        });
+    let policy = policy_of(&file, &layers, path, context, &mut errors);
     let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
     mistakes.into_iter().for_each(|(field, why)| report(&field, why));
     let config = validate(&file, policy, identity, &mut report);
@@ -217,24 +254,26 @@ fn policy_of(
     file: &ConfigFile,
     layers: &Layers,
     config_path: Option<&Path>,
-    context: &PolicyContext,
+    context: PolicyContext,
     errors: &mut Vec<ConfigError>,
 ) -> PolicyConfig {
     match &file.policy.0 {
         serde_json::Value::String(name) => {
             let beside = config_path.and_then(Path::parent).filter(|_| !layers.is_set_outside("policy"));
             let path = beside.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
-            let checked = load_policy(&path, context).unwrap_or_else(|mistakes| {
+            let checked = load_policy(&path, &context).unwrap_or_else(|mistakes| {
                 errors.extend(mistakes.0);
-                CheckedPolicy::empty(context)
+                CheckedPolicy::empty(&context)
             });
-            PolicyConfig { file: Some(path), checked }
+            PolicyConfig { origin: PolicyOrigin::File(path), checked, context }
         }
-        serde_json::Value::Null => PolicyConfig { file: None, checked: CheckedPolicy::empty(context) },
+        serde_json::Value::Null => {
+            PolicyConfig { origin: PolicyOrigin::None, checked: CheckedPolicy::empty(&context), context }
+        }
         value => {
-            let (checked, mistakes) = check_policy(&mut layers.part("policy", value.clone()), context);
+            let (checked, mistakes) = check_policy(&mut layers.part("policy", value.clone()), &context);
             errors.extend(mistakes);
-            PolicyConfig { file: None, checked }
+            PolicyConfig { origin: PolicyOrigin::Configuration, checked, context }
         }
     }
 }
@@ -406,7 +445,6 @@ fn validate(
             drain_delay: file.server.drain_delay.0,
             drain_timeout: file.server.drain_timeout.0,
         },
-        log_limit_max: file.sliding_window.max_limit,
         log_level,
         log_format: file.log.format,
     }

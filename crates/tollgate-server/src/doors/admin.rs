@@ -21,7 +21,7 @@ use super::rest::answer::json_response;
 use crate::access::AdminAccess;
 use crate::config::{CheckedPolicy, ConfigErrors};
 use crate::identity::IdentityConfig;
-use crate::live::{LivePolicy, Loaded, NotChanged};
+use crate::live::{AskedBy, LivePolicy, Loaded, NotChanged};
 use crate::loopback::LoopbackCheck;
 use crate::metrics::SharedMetrics;
 use crate::serve::Door;
@@ -119,7 +119,7 @@ impl Admin {
                 let summary = self.policy.check(text, looked_over).await;
                 Ok(answered(&summary.map_err(|why| mistakes(&why))?))
             }
-            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload().await),
+            ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload(AskedBy::Admin).await),
             ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),
             (path, method) => {
                 match path.strip_prefix("/admin/tiers/").and_then(|rest| rest.split_once('/')) {
@@ -147,7 +147,9 @@ impl Admin {
             Err(why @ NotChanged::TooManyLimits(_)) => {
                 Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, why.to_string()))
             }
-            Err(why @ NotChanged::Pushed) => Err(Problem::new(StatusCode::CONFLICT, why.to_string())),
+            Err(why @ (NotChanged::Pushed | NotChanged::Inline | NotChanged::NoPolicy)) => {
+                Err(Problem::new(StatusCode::CONFLICT, why.to_string()))
+            }
             Err(NotChanged::Store(why)) => Err(not_stored("the policy was not pushed", &why)),
         }
     }
@@ -221,7 +223,7 @@ pub(super) fn described(loaded: &Loaded) -> Value {
         "sinceEpochSeconds": since.as_secs(),
         "rules": policy.parts().rules.len(),
         "limits": policy.limits().len(),
-        "remarks": first_remarks(&loaded.remarks),
+        "remarks": loaded.notes(NOTES_MAX),
     })
 }
 
@@ -230,16 +232,12 @@ fn looked_over(checked: &CheckedPolicy) -> Value {
         "version": checked.version,
         "rules": checked.policy.parts().rules.len(),
         "limits": checked.policy.limits().len(),
-        "remarks": first_remarks(&checked.remarks),
+        "remarks": checked.notes(NOTES_MAX),
     })
 }
 
-/// Remarks in one answer. A policy of thousands of rules has thousands; `tollgate policy check` prints all of them.
-const REMARKS_MAX: usize = 100;
-
-fn first_remarks(remarks: &[String]) -> &[String] {
-    &remarks[..remarks.len().min(REMARKS_MAX)]
-}
+/// Warnings and remarks in one answer. A policy of thousands of rules has thousands; `tollgate policy check` prints all of them.
+const NOTES_MAX: usize = 100;
 
 /// The mistakes, each with its place.
 fn mistakes(why: &ConfigErrors) -> Problem {

@@ -354,3 +354,73 @@ fn the_policy_of_the_example_is_valid_by_its_schema() {
         assert!(!validator.is_valid(&wrong), "{wrong}");
     }
 }
+
+#[test]
+fn sections_without_a_value_have_their_defaults() {
+    for yaml in [
+        "redis:\n  # deadline: 20ms\napi:\nadmin:\nmemory:\nguard:\nserver:\nlog:\nidentity:\nclient_address:\n",
+        "api:\n  trusted_callers:\n  defaults:\n    token_bucket:\nguard:\n  breaker:\nredis:\n  tls:\n",
+    ] {
+        let config = load(yaml, &[], None).unwrap();
+        assert_eq!(config.limits.iter().map(|(limit, _)| limit.size()).collect::<Vec<_>>(), [100; 5]);
+    }
+    let config = load("memory:\n", &[("TOLLGATE_MEMORY__MAX_KEYS", "7")], None).unwrap();
+    assert!(matches!(config.store, Store::Memory(memory) if memory.max_keys == 7));
+}
+
+#[test]
+fn mistakes_name_no_types_of_the_program() {
+    for (yaml, variables, expected) in [
+        (
+            "api: 5\n",
+            &[][..],
+            "file:1:1: api: invalid type: integer `5`, expected fields, each as NAME: VALUE",
+        ),
+        ("store:\n", &[], "file:1:1: store: has no value: write one, or leave the field out"),
+        (
+            "memory:\n  max_keys:\n",
+            &[],
+            "file:2:3: memory.max_keys: has no value: write one, or leave the field out",
+        ),
+        (
+            "policy:\n  rules:\n",
+            &[],
+            "file:2:3: policy.rules: has no value: write one, or leave the field out",
+        ),
+        (
+            "api: { trusted_callers: 5 }\n",
+            &[],
+            "file:1:8: api.trusted_callers: invalid type: integer `5`, expected a list such as [a, b]",
+        ),
+        (
+            "",
+            &[("TOLLGATE_API__TRUSTED_CALLERS", "10.0.0.0/8")],
+            "TOLLGATE_API__TRUSTED_CALLERS: api.trusted_callers: expected a list: [10.0.0.0/8]",
+        ),
+    ] {
+        assert_eq!(mistakes(yaml, variables), [expected], "{yaml}");
+    }
+}
+
+#[test]
+fn settings_of_the_example_can_be_uncommented() {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/tollgate.yaml");
+    let text = std::fs::read_to_string(example).unwrap();
+    let line = "  # listen: 127.0.0.1:8090";
+    assert!(text.contains(line), "the example names the admin port");
+    let config = load(&text.replace(line, "  listen: 127.0.0.1:8090"), &[], None).unwrap();
+    assert_eq!(config.admin_listen.map(|listen| listen.port()), Some(8090));
+}
+
+#[test]
+fn the_consistency_and_debts_of_the_api_are_the_default_of_policy_limits() {
+    let rules = "rules: [{ name: a, key: ip, limit: 100/s }, { name: b, key: ip, limit: 100/s, consistency: strict, settle_debt: false }]";
+    let settings = |policy: &str| -> Vec<_> {
+        let yaml = format!("api: {{ consistency: lease, settle_debt: true }}\npolicy: {{ {policy} }}\n");
+        let settings = load(&yaml, &[], None).unwrap().policy.checked.settings;
+        settings.iter().map(|it| (it.consistency.as_str(), it.on_failure.settle)).collect()
+    };
+    assert_eq!(settings(rules), [("lease", true), ("strict", false)]);
+    let with_own = format!("consistency: lease_fast, settle_debt: false, {rules}");
+    assert_eq!(settings(&with_own), [("lease_fast", false), ("strict", false)]);
+}

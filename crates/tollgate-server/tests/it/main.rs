@@ -21,6 +21,7 @@ mod logs; // sliding logs: how large they may be, and what they keep
 mod lost_data; // a store that comes back empty
 mod new_subjects; // more new subjects than a rule may have
 mod nodes; // many nodes on one store
+mod operator; // what an operator reads in the log
 mod outage_log; // what an operator reads about an outage
 mod outages; // a store that is gone
 mod paths; // spellings of paths

@@ -162,7 +162,7 @@ fn a_service_that_stops_says_so_and_answers_whoever_still_asks() {
 #[test]
 fn each_rule_of_a_policy_has_its_own_choice() {
     let indented: String = POLICY.lines().map(|line| format!("  {line}\n")).collect();
-    let server = without_store(&format!("api: {{ on_store_failure: closed }}\npolicy:\n{indented}"));
+    let server = without_store(&format!("policy:\n{indented}"));
     let judged = |request: &Value| {
         let response = server.post("/api/v1/check", &request.to_string());
         (response.status, response.header("x-tollgate-basis").unwrap_or_default().to_owned())
@@ -177,4 +177,40 @@ fn each_rule_of_a_policy_has_its_own_choice() {
     assert_eq!(judged(&json!({ "ip": "192.0.2.1" })), (200, "open".to_owned()), "one limit alone, too");
     let anonymous = json!({ "ip": "192.0.2.1", "path": "/api/payment/card" });
     assert_eq!(judged(&anonymous).0, 403, "what needs no store needs none");
+}
+
+#[test]
+fn the_failure_mode_of_the_api_is_the_default_of_policies_in_files_in_the_configuration_and_pushed() {
+    let policy = "rules:
+  - { name: silent, match: { path: /silent }, key: ip, limit: 100/min }
+  - { name: open, match: { path: /open }, key: ip, limit: 100/min, on_store_failure: open }
+default: 100/min
+";
+    let judged = |server: &Server, path: &str| {
+        let response = server.post("/api/v1/check", &json!({ "ip": "192.0.2.1", "path": path }).to_string());
+        (response.status, response.header("x-tollgate-basis").unwrap_or_default().to_owned())
+    };
+    let api = "api: { on_store_failure: closed }\n";
+    let indented: String = policy.lines().map(|line| format!("  {line}\n")).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), policy).unwrap();
+    let in_file = format!("{api}policy: {}\n", file.path().display());
+    for (yaml, is_pushed) in
+        [(format!("{api}policy:\n{indented}"), false), (in_file, false), (api.to_owned(), true)]
+    {
+        let mut server = Server::on_redis(&yaml);
+        if is_pushed {
+            assert_eq!(server.ask("PUT", "/admin/policy", "", policy).status, 200);
+        }
+        assert_eq!(judged(&server, "/silent"), (200, "exact".to_owned()));
+        server.store.as_mut().unwrap().kill();
+        wait_until("the store is known to be gone", || judged(&server, "/open") == (200, "open".to_owned()));
+        for path in ["/silent", "/elsewhere"] {
+            assert_eq!(judged(&server, path), (503, "closed".to_owned()), "{path} {yaml}");
+        }
+    }
+    let own = policy.replace("default:", "on_store_failure: open\ndefault:");
+    let indented: String = own.lines().map(|line| format!("  {line}\n")).collect();
+    let server = without_store(&format!("{api}policy:\n{indented}"));
+    assert_eq!(judged(&server, "/silent"), (200, "open".to_owned()), "the policy's own choice comes first");
 }

@@ -40,11 +40,11 @@ pub(in crate::config) struct PolicyFile {
     /// For every rule that does not say it itself. If not set: TOKEN_BUCKET for limits with `burst` or `refill`,
     /// SLIDING_WINDOW_COUNTER for all others.
     pub algorithm: Option<AlgorithmText>,
-    /// For every rule that does not say it itself: open, closed or local.
+    /// For every rule that does not say it itself: open, closed or local; as `api.on_store_failure` if not set.
     pub on_store_failure: Option<OnStoreFailure>,
-    /// For every rule that does not say it itself: strict, lease or lease_fast.
+    /// For every rule that does not say it itself: strict, lease or lease_fast; as `api.consistency` if not set.
     pub consistency: Option<ConsistencyName>,
-    /// For every rule that does not say it itself.
+    /// For every rule that does not say it itself; as `api.settle_debt` if not set.
     pub settle_debt: Option<bool>,
     /// For every rule that does not say it itself.
     pub max_new_subjects: Option<NewSubjectsText>,

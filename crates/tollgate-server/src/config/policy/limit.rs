@@ -5,6 +5,7 @@ use tollgate::{
     LimitError, LimitSettings, Rate, SlidingCounter, SlidingLog, TokenBucket,
 };
 
+use super::StoreDefaults;
 use super::file::{LimitFields, PolicyFile, RuleFields};
 use super::text::{AlgorithmText, FactorText, LimitItem, LimitText, Many, QuotaText, Unit};
 use crate::config::limits::{Refill, Settings};
@@ -141,15 +142,15 @@ pub(super) fn speed(limits: &Many<LimitItem>) -> u128 {
     }
 }
 
-/// How the limits of a rule are kept in a store: what it says itself, or what the policy says for all.
-pub(super) fn settings(rule: &RuleFields, policy: &PolicyFile) -> LimitSettings {
+/// How the limits of a rule are kept in a store: what the rule says, else the policy, else `api`.
+pub(super) fn settings(rule: &RuleFields, policy: &PolicyFile, defaults: StoreDefaults) -> LimitSettings {
     let max_new_subjects = rule.max_new_subjects.or(policy.max_new_subjects).map(|it| it.0);
     let settings = Settings {
-        consistency: rule.consistency.or(policy.consistency),
+        consistency: rule.consistency.or(policy.consistency).or(defaults.consistency),
         lease_ceiling: rule.lease_ceiling,
         failover_guard: rule.failover_guard,
-        on_store_failure: rule.on_store_failure.or(policy.on_store_failure),
-        settle_debt: rule.settle_debt.or(policy.settle_debt),
+        on_store_failure: rule.on_store_failure.or(policy.on_store_failure).or(defaults.on_store_failure),
+        settle_debt: rule.settle_debt.or(policy.settle_debt).or(defaults.settle_debt),
         deadline: rule.deadline,
     };
     LimitSettings { max_new_subjects, ..settings.meaning() }

@@ -27,6 +27,7 @@ use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
 use self::matching::{keys, matching, never_has_key};
 use self::rule_limits::Of;
 use self::text::{LimitItem, Many};
+use crate::config::file::{ConsistencyName, OnStoreFailure};
 use crate::config::log_limit::LOG_LIMIT_CEILING;
 use crate::identity::IdentityConfig;
 
@@ -50,12 +51,23 @@ pub struct CheckedPolicy {
 }
 
 impl CheckedPolicy {
+    /// The first warnings, marked as such, and remarks.
+    pub(crate) fn notes(&self, most: usize) -> Vec<String> {
+        notes(&self.warnings, &self.remarks, most)
+    }
+
     /// No policy: every request is admitted, and there is nothing to remark on.
     pub(super) fn empty(context: &PolicyContext) -> Self {
         let version = version(&Value::Null);
         let validated = validate(&PolicyFile::default(), version, context, &mut |_, _| ());
         Self { remarks: Vec::new(), ..validated }
     }
+}
+
+/// The first warnings, marked as such, and remarks.
+pub(crate) fn notes(warnings: &[String], remarks: &[String], most: usize) -> Vec<String> {
+    let warnings = warnings.iter().map(|warning| format!("warning: {warning}"));
+    warnings.chain(remarks.iter().cloned()).take(most).collect()
 }
 
 /// What a policy is read with: settings that do not change while the service runs.
@@ -65,16 +77,31 @@ pub struct PolicyContext {
     identity: Arc<IdentityConfig>,
     /// The largest limit that a log may have.
     log_limit_max: u64,
+    defaults: StoreDefaults,
+}
+
+/// How limits are kept in a store where neither the rule nor the policy says it: as `api` says for all limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::config) struct StoreDefaults {
+    pub(in crate::config) consistency: Option<ConsistencyName>,
+    pub(in crate::config) on_store_failure: Option<OnStoreFailure>,
+    pub(in crate::config) settle_debt: Option<bool>,
 }
 
 impl PolicyContext {
     pub(crate) fn new(ipv6_prefix: u8, identity: Arc<IdentityConfig>) -> Self {
-        Self { ipv6_prefix, identity, log_limit_max: LOG_LIMIT_CEILING }
+        let defaults = StoreDefaults::default();
+        Self { ipv6_prefix, identity, log_limit_max: LOG_LIMIT_CEILING, defaults }
     }
 
     /// The same with the largest limit that logs may have in this service.
     pub(crate) fn with_log_limit_max(self, log_limit_max: u64) -> Self {
         Self { log_limit_max, ..self }
+    }
+
+    /// The same with what `api` says for all limits.
+    pub(in crate::config) fn with_defaults(self, defaults: StoreDefaults) -> Self {
+        Self { defaults, ..self }
     }
 }
 
@@ -160,20 +187,20 @@ pub(super) fn validate(
     building.rules();
     building.default_rule();
     building.remark_on_unverified_api_keys();
-    let Building { parts, settings, rates, mut remarks, warnings, .. } = building;
+    let Building { parts, settings, rates, remarks, mut warnings, .. } = building;
     let policy = Policy::new(parts);
-    remarks.extend(policy.crowds().iter().map(warn_of));
+    warnings.extend(policy.crowds().iter().map(warn_of));
     CheckedPolicy { version, policy, settings, rates, remarks, warnings, written: Value::Null }
 }
 
 fn warn_of(Crowd { path, is_refused, uncounted }: &Crowd) -> String {
     if *is_refused {
         return format!(
-            "warning: requests such as {path} are refused: more than {CHECKS_MAX} limits apply to them together"
+            "requests such as {path} are refused: more than {CHECKS_MAX} limits apply to them together"
         );
     }
     format!(
-        "warning: more than {CHECKS_MAX} limits apply to requests such as {path}: {uncounted} checks in shadow or of candidates are left out"
+        "more than {CHECKS_MAX} limits apply to requests such as {path}: {uncounted} checks in shadow or of candidates are left out"
     )
 }
 
@@ -383,7 +410,7 @@ impl<'a> Building<'a> {
             self.remarks.push(remark.to_owned());
             return;
         };
-        let limits = self.limits(Of::rule(&fields, self.file), "default", written);
+        let limits = self.limits(Of::rule(&fields, self.file, self.context), "default", written);
         self.parts.default = Some(Rule {
             name: fields.name.into(),
             matching: Match::default(),

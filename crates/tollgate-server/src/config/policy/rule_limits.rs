@@ -3,10 +3,10 @@
 use tollgate::rules::{Limits, RuleLimit, RuleLimits};
 use tollgate::{Limit, LimitSettings};
 
-use super::Building;
 use super::file::{PolicyFile, RuleFields};
 use super::limit::{Defaults, make, part_of, settings};
 use super::text::{FactorText, LimitItem, Many};
+use super::{Building, PolicyContext};
 use crate::config::log_limit;
 use crate::config::mistakes::listed;
 
@@ -36,11 +36,11 @@ pub(super) struct Of<'a> {
 }
 
 impl<'a> Of<'a> {
-    pub(super) fn rule(fields: &'a RuleFields, file: &PolicyFile) -> Self {
+    pub(super) fn rule(fields: &'a RuleFields, file: &PolicyFile, context: &PolicyContext) -> Self {
         Self {
             rule: &fields.name,
             part: Part::Main,
-            settings: settings(fields, file),
+            settings: settings(fields, file, context.defaults),
             defaults: Defaults { algorithm: fields.algorithm.or(file.algorithm) },
             factor: None,
         }
@@ -61,7 +61,7 @@ impl Building<'_> {
             }
             return RuleLimits::Own(Limits::Unlimited);
         }
-        let of = Of::rule(fields, self.file);
+        let of = Of::rule(fields, self.file, self.context);
         if fields.tier.is_some() {
             return self.tier_limits(at, fields, of);
         }
