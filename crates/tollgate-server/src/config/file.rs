@@ -401,7 +401,17 @@ pub enum LogFormat {
     Json,
 }
 
-/// The JSON Schema of the file.
+/// The JSON Schema of the file. A section may be empty, as it is when all of its lines are commented out.
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(ConfigFile).to_value()
+    let mut schema = schemars::schema_for!(ConfigFile).to_value();
+    let definitions = schema["$defs"].clone();
+    for field in schema["properties"].as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
+        let Some(reference) = field["$ref"].as_str().map(str::to_owned) else { continue };
+        let name = reference.strip_prefix("#/$defs/").unwrap_or_default();
+        if definitions[name]["type"] == "object" {
+            field.as_object_mut().and_then(|field| field.remove("$ref"));
+            field["anyOf"] = serde_json::json!([{ "$ref": reference }, { "type": "null" }]);
+        }
+    }
+    schema
 }

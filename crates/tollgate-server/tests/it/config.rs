@@ -230,6 +230,9 @@ fn the_example_is_valid_by_the_schema_and_by_the_program() {
         "server": { "idle_timeout": "1m30s" }
     });
     assert!(validator.is_valid(&written));
+    let example = config::read_yaml("example", &std::fs::read_to_string(&example).unwrap()).unwrap();
+    assert!(validator.is_valid(&example), "{:?}", validator.validate(&example).err());
+    assert!(validator.is_valid(&json!({ "redis": null, "api": null })), "all lines are commented out");
     for wrong in [
         json!({"listne": "x"}),
         json!({"server": {"idle_timeout": "soon"}}),
