@@ -179,3 +179,22 @@ fn a_tier_assigned_after_a_loss_does_not_replace_the_tiers_that_were_lost() {
     }
     assert_eq!(store.cli(&["KEYS", "*{control}*"]).lines().count(), 1, "no part is left behind");
 }
+
+#[test]
+fn the_documented_privileges_suffice_to_write_the_policy_and_the_tiers_back() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/redis.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let line = docs.lines().find(|line| line.starts_with("ACL SETUSER tollgate")).unwrap();
+    let store = RedisServer::build().tcp().start();
+    let words: Vec<_> = line.split(' ').collect();
+    assert_eq!(store.cli(&words).trim(), "OK");
+    let own: String = policy(20).lines().map(|line| format!("  {line}\n")).collect();
+    let url = format!("redis://tollgate:PASSWORD@{}", store.tcp_address());
+    let node = Server::with(&format!("store: {url}\nredis: {{ deadline: 10s }}\npolicy:\n{own}"));
+    push(&node, 50);
+    assign(&node, "alice");
+    let numbers = || [POLICY_KEY, TIERS_KEY].map(|key| field(&store, key, "number"));
+    let before = numbers();
+    store.cli(&["FLUSHALL"]);
+    wait_until("the store has both again", || numbers() == before);
+}
