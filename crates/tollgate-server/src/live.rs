@@ -1,6 +1,6 @@
 //! The policy that is in force, how another one takes its place, and the tiers that were assigned.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
-use tollgate::rules::{Descriptors, KeyPart, Rule};
+use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, Source};
 use tollgate::{
     ASSIGNED_MAX, Assigned, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
     TooManyLimits, Version,
@@ -88,6 +88,8 @@ pub(crate) struct Loaded {
     /// What there is to know beyond what was written.
     pub(crate) remarks: Vec<String>,
     pub(crate) limiter: PolicyLimiter,
+    /// Headers that some part of the policy reads, by their names in lower case.
+    read_headers: HashSet<Box<str>>,
     /// By rule, the default rule last.
     answers: Vec<RuleAnswers>,
 }
@@ -427,6 +429,19 @@ fn rules_of(checked: &CheckedPolicy) -> impl Iterator<Item = &Rule> {
     parts.rules.iter().chain(&parts.default)
 }
 
+/// The headers that conditions and keys of a policy name.
+fn read_headers(parts: &PolicyParts) -> HashSet<Box<str>> {
+    let rules = || parts.rules.iter().chain(&parts.default);
+    let matches = parts.exclusions.iter().chain(parts.endpoints.iter().map(|endpoint| &endpoint.matching));
+    let conditions = matches.chain(rules().map(|rule| &rule.matching)).flat_map(|matching| &matching.values);
+    let in_conditions = conditions.filter(|it| it.source == Source::Header).map(|it| &it.name);
+    let in_keys = rules().flat_map(|rule| rule.key.0.iter().flatten()).filter_map(|part| match part {
+        KeyPart::Value(Source::Header, name) => Some(name),
+        _ => None,
+    });
+    in_conditions.chain(in_keys).cloned().collect()
+}
+
 fn origin(own: &PolicyConfig) -> String {
     own.file.as_ref().map_or_else(|| "configuration".to_owned(), |path| path.display().to_string())
 }
@@ -441,8 +456,14 @@ impl Loaded {
             origin,
             remarks: checked.warnings.iter().chain(&checked.remarks).cloned().collect(),
             limiter,
+            read_headers: read_headers(checked.policy.parts()),
             answers,
         }
+    }
+
+    /// Whether some part of the policy reads a header. `name` is in lower case.
+    pub(crate) fn reads_header(&self, name: &str) -> bool {
+        self.read_headers.contains(name)
     }
 
     /// Counts what was decided.
