@@ -10,6 +10,8 @@ use crate::config::{AddressHeader, ClientAddress};
 
 /// Hops of a header that are looked at, from the right. No honest path is longer; entries farther left come from the client.
 const HOPS_MAX: usize = 32;
+/// Bytes of a hop that can be read. No address is longer, also beside the other parameters of `Forwarded`.
+const HOP_BYTES_MAX: usize = 1_024;
 
 /// A client: an IPv4 address, or the prefix of an IPv6 address, of which one client can have very many.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,13 +25,18 @@ impl Client {
     pub(crate) const fn ip(&self) -> IpAddr {
         self.ip
     }
+
+    /// The first address of the client's network, by which clients are told apart.
+    pub(crate) fn network(&self) -> IpAddr {
+        network(self.ip, self.ipv6_prefix)
+    }
 }
 
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ip {
             IpAddr::V4(ip) => write!(f, "{ip}"),
-            IpAddr::V6(_) => write!(f, "{}/{}", network(self.ip, self.ipv6_prefix), self.ipv6_prefix),
+            IpAddr::V6(_) => write!(f, "{}/{}", self.network(), self.ipv6_prefix),
         }
     }
 }
@@ -51,9 +58,9 @@ pub(crate) fn client(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) 
     Client { ip, ipv6_prefix: config.ipv6_prefix }
 }
 
-/// Whether a trusted proxy itself sent the request, not a client behind it.
-pub(crate) fn is_from_proxy(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> bool {
-    trusted(config, client(config, peer, headers).ip())
+/// Whether the client that sent a request is itself a trusted proxy, not a client behind one.
+pub(crate) fn is_proxy(config: &ClientAddress, client: Client) -> bool {
+    trusted(config, client.ip)
 }
 
 fn trusted(config: &ClientAddress, ip: IpAddr) -> bool {
@@ -69,15 +76,16 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
         AddressHeader::Forwarded => "forwarded",
     };
     let mut last_good = peer;
-    // A byte that is no ASCII makes one hop unreadable, not the whole header.
-    let lines: Vec<_> =
-        headers.get_all(name).iter().map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
-    let hops = lines.iter().rev().flat_map(|line| rsplit_outside_quotes(line, ','));
+    // In bytes and from the right: what a client has written on the left is neither copied nor looked at.
+    let lines = headers.get_all(name).iter().rev();
+    let hops = lines.flat_map(|line| rsplit_outside_quotes(line.as_bytes(), b','));
     for hop in hops.take(HOPS_MAX) {
+        let hop = Some(hop).filter(|hop| hop.len() <= HOP_BYTES_MAX);
         let address = match header {
-            AddressHeader::XForwardedFor | AddressHeader::XRealIp => parse_hop(hop),
-            AddressHeader::Forwarded => forwarded_for(hop).and_then(parse_hop),
+            AddressHeader::XForwardedFor | AddressHeader::XRealIp => hop,
+            AddressHeader::Forwarded => hop.and_then(forwarded_for),
         };
+        let address = address.and_then(|address| parse_hop(str::from_utf8(address).ok()?));
         let Some(address) = address else { return last_good };
         last_good = address;
         if !trusted(config, address) {
@@ -88,19 +96,19 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
 }
 
 /// The value of `for=` in an element of `Forwarded`.
-fn forwarded_for(element: &str) -> Option<&str> {
-    rsplit_outside_quotes(element, ';').find_map(|pair| {
-        let (name, value) = pair.trim().split_once('=')?;
-        name.eq_ignore_ascii_case("for").then_some(value)
+fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
+    rsplit_outside_quotes(element, b';').find_map(|pair| {
+        let (name, value) = pair.trim_ascii().split_at_checked("for=".len())?;
+        name.eq_ignore_ascii_case(b"for=").then_some(value)
     })
 }
 
 /// Splits from the right, so that a quote which a client leaves open garbles only what the client has written.
-fn rsplit_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+fn rsplit_outside_quotes(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut quoted = false;
-    text.rsplit(move |c| {
-        quoted ^= c == '"';
-        c == separator && !quoted
+    text.rsplit(move |byte| {
+        quoted ^= *byte == b'"';
+        *byte == separator && !quoted
     })
 }
 
@@ -108,8 +116,6 @@ fn rsplit_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &s
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let hop = hop.strip_prefix('"').and_then(|hop| hop.strip_suffix('"')).unwrap_or(hop);
-    let without_zone =
-        |text: &str| text.split_once('%').map_or_else(|| text.to_owned(), |(ip, _)| ip.to_owned());
     let parsed = if let Some(rest) = hop.strip_prefix('[') {
         let (ip, port) = rest.split_once(']')?;
         let port_is_one =
@@ -120,6 +126,10 @@ fn parse_hop(hop: &str) -> Option<IpAddr> {
         ip.or_else(|| hop.parse::<SocketAddr>().ok().filter(SocketAddr::is_ipv4).map(|address| address.ip()))
     };
     parsed.map(canonical)
+}
+
+fn without_zone(ip: &str) -> &str {
+    ip.split_once('%').map_or(ip, |(ip, _)| ip)
 }
 
 /// IPv4 in whichever form it comes is IPv4: mapped (`::ffff:a.b.c.d`) and translated (`64:ff9b::/96`) addresses too.
