@@ -11,19 +11,30 @@ use crate::loopback::is_forwarded;
 
 /// Hops of a header that are looked at, from the right. No honest path is longer; entries farther left come from the client.
 const HOPS_MAX: usize = 32;
+/// Bytes of a hop that can be read. No address is longer, also beside the other parameters of `Forwarded`.
+const HOP_BYTES_MAX: usize = 1_024;
 
 /// A client: an IPv4 address, or the prefix of an IPv6 address, of which one client can have very many.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Client {
     ip: IpAddr,
     ipv6_prefix: u8,
+    /// Whether it is known that the request comes from this address, and not through it.
+    is_sender: bool,
+}
+
+impl Client {
+    /// The first address of the client's network, by which clients are told apart.
+    pub(crate) fn network(&self) -> IpAddr {
+        network(self.ip, self.ipv6_prefix)
+    }
 }
 
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ip {
             IpAddr::V4(ip) => write!(f, "{ip}"),
-            IpAddr::V6(_) => write!(f, "{}/{}", network(self.ip, self.ipv6_prefix), self.ipv6_prefix),
+            IpAddr::V6(_) => write!(f, "{}/{}", self.network(), self.ipv6_prefix),
         }
     }
 }
@@ -37,7 +48,8 @@ pub(crate) fn network(ip: IpAddr, ipv6_prefix: u8) -> IpAddr {
 
 /// Finds the address that a request is counted by. Where it cannot be found, this is the nearest hop that is known.
 pub(crate) fn client(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Client {
-    Client { ip: walk(config, peer, headers).ip, ipv6_prefix: config.ipv6_prefix }
+    let Walk { ip, is_complete } = walk(config, peer, headers);
+    Client { ip, ipv6_prefix: config.ipv6_prefix, is_sender: is_complete || !is_forwarded(headers) }
 }
 
 /// Finds the address that sent the request; none if a proxy passed it on and does not say for whom.
@@ -45,13 +57,13 @@ pub(crate) fn client(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) 
 /// A forwarded request needs a trusted peer and a header of which every hop up to the client can be read. Anything less leaves
 /// the client unknown, and the address of a proxy is no ground to trust its clients.
 pub(crate) fn sender(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
-    let walk = walk(config, peer, headers);
-    (walk.is_complete || !is_forwarded(headers)).then_some(walk.ip)
+    let client = client(config, peer, headers);
+    client.is_sender.then_some(client.ip)
 }
 
 /// Whether a trusted proxy itself sent the request, not a client behind it.
-pub(crate) fn is_from_proxy(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> bool {
-    sender(config, peer, headers).is_some_and(|ip| trusted(config, ip))
+pub(crate) fn is_proxy(config: &ClientAddress, client: Client) -> bool {
+    client.is_sender && trusted(config, client.ip)
 }
 
 /// How far the way of a request can be followed back.
@@ -83,39 +95,42 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
         AddressHeader::Forwarded => "forwarded",
     };
     let mut last_good = peer;
-    // A byte that is no ASCII makes one hop unreadable, not the whole header.
-    let lines: Vec<_> =
-        headers.get_all(name).iter().map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
-    let mut hops = lines.iter().rev().flat_map(|line| rsplit_outside_quotes(line, ','));
+    // In bytes and from the right: what a client has written on the left is neither copied nor looked at.
+    let lines = headers.get_all(name).iter().rev();
+    let mut hops = lines.flat_map(|line| rsplit_outside_quotes(line.as_bytes(), b','));
+    let mut is_empty = true;
     for hop in hops.by_ref().take(HOPS_MAX) {
+        is_empty = false;
+        let hop = Some(hop).filter(|hop| hop.len() <= HOP_BYTES_MAX);
         let address = match header {
-            AddressHeader::XForwardedFor | AddressHeader::XRealIp => parse_hop(hop),
-            AddressHeader::Forwarded => forwarded_for(hop).and_then(parse_hop),
+            AddressHeader::XForwardedFor | AddressHeader::XRealIp => hop,
+            AddressHeader::Forwarded => hop.and_then(forwarded_for),
         };
+        let address = address.and_then(|address| parse_hop(str::from_utf8(address).ok()?));
         let Some(address) = address else { return Walk { ip: last_good, is_complete: false } };
         last_good = address;
         if !trusted(config, address) {
             return Walk { ip: address, is_complete: true };
         }
     }
-    Walk { ip: last_good, is_complete: !lines.is_empty() && hops.next().is_none() }
+    Walk { ip: last_good, is_complete: !is_empty && hops.next().is_none() }
 }
 
 /// The value of `for=` in an element of `Forwarded`; none if there are two, of which a client may have written one.
-fn forwarded_for(element: &str) -> Option<&str> {
-    let mut values = rsplit_outside_quotes(element, ';').filter_map(|pair| {
-        let (name, value) = pair.trim().split_once('=')?;
-        name.eq_ignore_ascii_case("for").then_some(value)
+fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
+    let mut values = rsplit_outside_quotes(element, b';').filter_map(|pair| {
+        let (name, value) = pair.trim_ascii().split_at_checked("for=".len())?;
+        name.eq_ignore_ascii_case(b"for=").then_some(value)
     });
     values.next().filter(|_| values.next().is_none())
 }
 
 /// Splits from the right, so that a quote which a client leaves open garbles only what the client has written.
-fn rsplit_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+fn rsplit_outside_quotes(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut quoted = false;
-    text.rsplit(move |c| {
-        quoted ^= c == '"';
-        c == separator && !quoted
+    text.rsplit(move |byte| {
+        quoted ^= *byte == b'"';
+        *byte == separator && !quoted
     })
 }
 
@@ -123,8 +138,6 @@ fn rsplit_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &s
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let hop = hop.strip_prefix('"').and_then(|hop| hop.strip_suffix('"')).unwrap_or(hop);
-    let without_zone =
-        |text: &str| text.split_once('%').map_or_else(|| text.to_owned(), |(ip, _)| ip.to_owned());
     let parsed = if let Some(rest) = hop.strip_prefix('[') {
         let (ip, port) = rest.split_once(']')?;
         let port_is_one =
@@ -135,6 +148,10 @@ fn parse_hop(hop: &str) -> Option<IpAddr> {
         ip.or_else(|| hop.parse::<SocketAddr>().ok().filter(SocketAddr::is_ipv4).map(|address| address.ip()))
     };
     parsed.map(canonical)
+}
+
+fn without_zone(ip: &str) -> &str {
+    ip.split_once('%').map_or(ip, |(ip, _)| ip)
 }
 
 /// IPv4 in whichever form it comes is IPv4: mapped (`::ffff:a.b.c.d`) and translated (`64:ff9b::/96`) addresses too.

@@ -15,6 +15,7 @@ use tollgate::Clock;
 
 use crate::app::{App, Signals, signals};
 use crate::config::{self, Config, Flags};
+use crate::serve::raise_files_max;
 
 /// Tollgate: an exact rate limiter.
 ///
@@ -126,6 +127,7 @@ impl Serve {
     fn run(self) -> Result<ExitCode> {
         let file = config::named_file(self.config.clone());
         let config = config::load(file.as_deref(), config::environment()?.into_iter(), self.flags())?;
+        raise_files_max();
         runtime()?.block_on(serve(config))
     }
 

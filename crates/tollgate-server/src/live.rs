@@ -1,6 +1,6 @@
 //! The policy that is in force, how another one takes its place, and the tiers that were assigned.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
-use tollgate::rules::{Descriptors, KeyPart, Rule};
+use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, Source};
 use tollgate::{
     ASSIGNED_MAX, Assigned, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
     TooManyLimits, Version,
@@ -106,6 +106,8 @@ pub(crate) struct Loaded {
     /// What there is to know beyond what was written.
     remarks: Vec<String>,
     pub(crate) limiter: PolicyLimiter,
+    /// Headers that some part of the policy reads, by their names in lower case.
+    read_headers: HashSet<Box<str>>,
     /// By rule, the default rule last.
     answers: Vec<RuleAnswers>,
 }
@@ -481,6 +483,19 @@ fn rules_of(checked: &CheckedPolicy) -> impl Iterator<Item = &Rule> {
     parts.rules.iter().chain(&parts.default)
 }
 
+/// The headers that conditions and keys of a policy name.
+fn read_headers(parts: &PolicyParts) -> HashSet<Box<str>> {
+    let rules = || parts.rules.iter().chain(&parts.default);
+    let matches = parts.exclusions.iter().chain(parts.endpoints.iter().map(|endpoint| &endpoint.matching));
+    let conditions = matches.chain(rules().map(|rule| &rule.matching)).flat_map(|matching| &matching.values);
+    let in_conditions = conditions.filter(|it| it.source == Source::Header).map(|it| &it.name);
+    let in_keys = rules().flat_map(|rule| rule.key.0.iter().flatten()).filter_map(|part| match part {
+        KeyPart::Value(Source::Header, name) | KeyPart::SecretHeader(name) => Some(name),
+        _ => None,
+    });
+    in_conditions.chain(in_keys).cloned().collect()
+}
+
 impl Loaded {
     fn new(limiter: PolicyLimiter, metrics: &SharedMetrics, checked: &CheckedPolicy, origin: String) -> Self {
         let answers = rules_of(checked).map(|rule| metrics.of_rule(&rule.name)).collect();
@@ -492,6 +507,7 @@ impl Loaded {
             warnings: checked.warnings.clone(),
             remarks: checked.remarks.clone(),
             limiter,
+            read_headers: read_headers(checked.policy.parts()),
             answers,
         }
     }
@@ -499,6 +515,11 @@ impl Loaded {
     /// The first warnings, marked as such, and remarks.
     pub(crate) fn notes(&self, most: usize) -> Vec<String> {
         notes(&self.warnings, &self.remarks, most)
+    }
+
+    /// Whether some part of the policy reads a header. `name` is in lower case.
+    pub(crate) fn reads_header(&self, name: &str) -> bool {
+        self.read_headers.contains(name)
     }
 
     /// Counts what was decided.

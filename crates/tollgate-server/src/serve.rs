@@ -2,6 +2,7 @@
 //!
 //! Written out because a framework's loop has no clock: a client that sends its head a byte a minute would be waited for.
 
+mod received;
 mod table;
 
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::received::Received;
 use self::table::{Phase, Seat, Seated, Table};
 use crate::address::{canonical, network};
 use crate::config::Serving;
@@ -37,7 +39,7 @@ pub(crate) trait Door: Send + Sync + 'static {
     /// Answers one request.
     fn answer(
         &self,
-        request: Request<Incoming>,
+        request: Request<Received>,
         peer: IpAddr,
     ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
 }
@@ -67,10 +69,11 @@ pub(crate) async fn serve(
     metrics: SharedMetrics,
     stopping: Stopping,
 ) {
-    let table = Table::new(connections_max(limits.max_connections));
+    let places = connections_max(limits.max_connections);
+    let table = Table::new(places);
     let addresses = Arc::new(Addresses {
         open: Mutex::default(),
-        most: limits.max_connections_per_address,
+        most: connections_per_address_max(places, limits.max_connections_per_address),
         ipv6_prefix: limits.ipv6_prefix,
     });
     let connections = TaskTracker::new();
@@ -131,6 +134,24 @@ fn connections_max(wanted: usize) -> usize {
     wanted.min(most)
 }
 
+/// The least connections that one address may have, however few places there are: a browser opens six.
+const PER_ADDRESS_LEAST: usize = 8;
+
+/// As many connections from one address as are wanted, but at most a quarter of the places: a single client must not be able to
+/// take most of them.
+fn connections_per_address_max(places: usize, wanted: usize) -> usize {
+    wanted.min((places / 4).max(PER_ADDRESS_LEAST))
+}
+
+/// Raises the number of files that the process may open to the most that the system allows it. The usual number, 1,024, is low for the
+/// sake of programs that call `select`.
+pub(crate) fn raise_files_max() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // If it cannot be raised, there are places for fewer connections.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// How a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ended {
@@ -152,8 +173,9 @@ async fn hold(
     // Answers are one small packet each; without this they would wait for a second one. Failing costs speed only.
     let _ = stream.set_nodelay(true);
     let progress = &seated.seat;
-    let service = service_fn(|request| {
+    let service = service_fn(|request: Request<Incoming>| {
         progress.enter(Phase::Answering);
+        let request = request.map(|body| Received::new(body, Arc::clone(progress)));
         let (door, told) = (&door, &stopping.told);
         async move {
             let mut response = match doors::host::refuse(&request) {
@@ -223,7 +245,7 @@ impl<'a> Watch<'a> {
         match phase {
             Phase::Idle => self.since.elapsed() >= self.limits.idle_timeout,
             Phase::Head => self.since.elapsed() >= self.limits.header_timeout,
-            Phase::Answering => false,
+            Phase::Answering | Phase::Body => false,
         }
     }
 }
@@ -319,6 +341,14 @@ impl Drop for Guest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_address_gets_at_most_a_quarter_of_the_places() {
+        for (places, wanted, most) in [(10_000, 1_000, 1_000), (896, 1_000, 224), (896, 2, 2), (16, 1_000, 8)]
+        {
+            assert_eq!(connections_per_address_max(places, wanted), most);
+        }
+    }
 
     #[test]
     fn an_address_has_so_many_places_and_gives_them_back() {

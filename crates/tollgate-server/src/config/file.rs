@@ -338,12 +338,14 @@ pub enum AddressHeader {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Server {
-    /// Connections at the same time. A further one takes the place of the one that has been idle for longest, or waits if all have a
-    /// request under way.
+    /// Connections at the same time. A further one takes the place of the one that has waited for its client for longest, or waits if
+    /// all have a request that is being answered.
     pub max_connections: usize,
-    /// Of these, from one address that is not loopback; further ones are closed. IPv6 addresses count by `client_address.ipv6_prefix`.
+    /// Of these, from one address that is not loopback, but at most a quarter of all; further ones are closed. IPv6 addresses count by
+    /// `client_address.ipv6_prefix`.
     pub max_connections_per_address: usize,
-    /// Memory for the bodies of all requests together. A body beyond it is answered with 503.
+    /// Memory for the bodies of all requests together. A body beyond it is answered with 503. Callers that may not name keys have half of
+    /// it, and each of their addresses a sixteenth.
     pub max_body_bytes: usize,
     /// From the first byte of a request to the end of its head.
     pub header_timeout: DurationText,

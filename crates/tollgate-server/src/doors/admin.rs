@@ -8,13 +8,12 @@ use bytes::Bytes;
 use http::header::ORIGIN;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tollgate::rules::KeyPart;
 use tollgate::{AssignedTier, StoreError};
 
 use super::actuator::Actuator;
-use super::body::{self, BodyMemory};
+use super::body::{BodyMemory, Buffered, Payer};
 use super::json;
 use super::problem::Problem;
 use super::rest::answer::json_response;
@@ -24,7 +23,7 @@ use crate::identity::IdentityConfig;
 use crate::live::{AskedBy, LivePolicy, Loaded, NotChanged};
 use crate::loopback::LoopbackCheck;
 use crate::metrics::SharedMetrics;
-use crate::serve::Door;
+use crate::serve::{Door, Received};
 
 /// Bytes of a policy.
 const POLICY_BYTES_MAX: usize = 1024 * 1024;
@@ -54,14 +53,14 @@ pub(crate) struct AdminDoor {
 type Answer = Result<Response<Full<Bytes>>, Problem>;
 
 impl Door for AdminDoor {
-    async fn answer(&self, request: Request<Incoming>, _: IpAddr) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Received>, _: IpAddr) -> Response<Full<Bytes>> {
         let answer = self.route(request).await;
         answer.unwrap_or_else(|problem| problem.counted(&self.admin.metrics).into_response())
     }
 }
 
 impl AdminDoor {
-    async fn route(&self, request: Request<Incoming>) -> Answer {
+    async fn route(&self, request: Request<Received>) -> Answer {
         if let Some(loopback) = &self.loopback {
             loopback.check(&request)?;
         }
@@ -90,7 +89,7 @@ impl Admin {
     }
 
     /// A path below `/admin/`, for a caller who may use it. `name` is the caller's in the audit log.
-    pub(super) async fn change(&self, request: Request<Incoming>, name: &str) -> Answer {
+    pub(super) async fn change(&self, request: Request<Received>, name: &str) -> Answer {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let answer = self.changing(request).await;
         if method != Method::GET && path != "/admin/policy/check" {
@@ -100,7 +99,7 @@ impl Admin {
         answer
     }
 
-    async fn changing(&self, request: Request<Incoming>) -> Answer {
+    async fn changing(&self, request: Request<Received>) -> Answer {
         // A page in a browser on this machine could reach it, too; browsers say where a page came from.
         if request.headers().contains_key(ORIGIN) {
             return Err(Problem::new(StatusCode::FORBIDDEN, "not for pages in browsers"));
@@ -133,11 +132,13 @@ impl Admin {
         }
     }
 
-    async fn text(&self, request: Request<Incoming>) -> Result<String, Problem> {
-        let body =
-            body::read(request.into_body(), POLICY_BYTES_MAX, self.body_timeout, &self.body_memory).await?;
-        let text = body.into_text();
+    async fn text(&self, request: Request<Received>) -> Result<String, Problem> {
+        let text = self.read(request, POLICY_BYTES_MAX).await?.into_text();
         text.ok_or_else(|| Problem::new(StatusCode::BAD_REQUEST, "a policy is text in UTF-8"))
+    }
+
+    async fn read(&self, request: Request<Received>, most: usize) -> Result<Buffered<'_>, Problem> {
+        self.body_memory.read(request.into_body(), most, self.body_timeout, Payer::Trusted).await
     }
 
     fn changed(&self, outcome: Result<Arc<Loaded>, NotChanged>) -> Answer {
@@ -154,7 +155,7 @@ impl Admin {
         }
     }
 
-    async fn tier(&self, method: &Method, family: &str, member: &str, request: Request<Incoming>) -> Answer {
+    async fn tier(&self, method: &Method, family: &str, member: &str, request: Request<Received>) -> Answer {
         let policy = self.policy.current();
         let families = &policy.limiter.policy().parts().families;
         let Some(known) = families.iter().find(|known| *known.name == *family) else {
@@ -173,9 +174,7 @@ impl Admin {
                 return Ok(answered(&json!({ "family": family, "member": id, "tier": tier.as_deref() })));
             }
             Method::PUT => {
-                let (body, memory) = (request.into_body(), &self.body_memory);
-                let body = body::read(body, BODY_BYTES_MAX, self.body_timeout, memory).await?;
-                let body = json::parse(&body)?;
+                let body = json::parse(&self.read(request, BODY_BYTES_MAX).await?)?;
                 let tier = body["tier"].as_str().filter(|tier| known.number(tier).is_some());
                 let names = || known.tiers.join(", ");
                 let why =

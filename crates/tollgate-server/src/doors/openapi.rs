@@ -75,11 +75,10 @@ pub(super) fn document() -> Value {
                 "requestBody": { "required": true, "content": json_of("Batch") },
                 "responses": {
                     "200": {
-                        "description": "One answer for each check",
-                        "content": { "application/json": { "schema": {
-                            "type": "array", "items": { "$ref": "#/components/schemas/Check" } } } }
+                        "description": "One answer for each check: what was decided, or the problem that the check alone would get",
+                        "content": json_of("BatchAnswer")
                     },
-                    "400": problem("A check cannot be taken; none was decided"),
+                    "400": problem("Not a list of objects, or too many; none was decided"),
                     "401": problem(NAMED_KEY),
                     "413": problem("The body is too large")
                 }
@@ -123,11 +122,10 @@ pub(super) fn document() -> Value {
                 "requestBody": { "required": true, "content": json_of("DescribedBatch") },
                 "responses": {
                     "200": {
-                        "description": "One answer for each",
-                        "content": { "application/json": { "schema": {
-                            "type": "array", "items": { "$ref": "#/components/schemas/Judged" } } } }
+                        "description": "One answer for each: the verdict, or the problem that the request alone would get",
+                        "content": json_of("JudgedBatch")
                     },
-                    "400": problem("One cannot be taken; none was judged"),
+                    "400": problem("Not a list of objects, or too many; none was judged"),
                     "401": problem(TOKEN),
                     "413": problem("The body is too large")
                 }
@@ -195,6 +193,9 @@ fn schemas() -> Value {
                 "delayMillis": natural
             }
         },
+        "BatchAnswer": { "type": "array", "items": { "anyOf": [
+            { "$ref": "#/components/schemas/Check" }, { "$ref": "#/components/schemas/Problem" }
+        ] } },
         "Remaining": {
             "type": "object", "additionalProperties": false,
             "required": ["key", "algorithm", "limit", "remaining", "resetAfterSeconds"],
@@ -279,6 +280,9 @@ fn policy_schemas() -> Value {
                 "limits": { "type": "array", "items": limit }
             }
         },
+        "JudgedBatch": { "type": "array", "items": { "anyOf": [
+            { "$ref": "#/components/schemas/Judged" }, { "$ref": "#/components/schemas/Problem" }
+        ] } },
         "Explained": {
             "type": "object", "description": "What Judged has, and why",
             "required": ["allowed", "limits", "rules", "identity", "excluded", "endpoint", "tiers", "unknownTier", "policy"],

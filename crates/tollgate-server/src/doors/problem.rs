@@ -97,17 +97,16 @@ impl Problem {
         self
     }
 
-    /// The same problem of one item of a batch.
+    /// The same problem of the whole batch, because of a parameter of one item.
     pub(super) fn in_item(self, index: usize) -> Self {
-        let prefix = format!("checks[{index}]");
-        let (parameter, detail) = match &self.parameter {
-            Some(name) => (format!("{prefix}.{name}"), format!("{prefix}.{}", self.detail)),
-            None => (prefix.clone(), format!("{prefix}: {}", self.detail)),
-        };
+        let name = self.parameter.as_deref().unwrap_or_default();
+        let (parameter, detail) =
+            (format!("checks[{index}].{name}"), format!("checks[{index}].{}", self.detail));
         Self { detail, parameter: Some(parameter), ..self }
     }
 
-    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+    /// The body of the response; in a batch, the answer to one item.
+    pub(super) fn to_json(&self) -> Vec<u8> {
         let body = Body {
             r#type: self.kind,
             title: self.status.canonical_reason().unwrap_or("Error"),
@@ -117,8 +116,11 @@ impl Problem {
             code: self.code,
         };
         // Texts and a number: this does not fail, and an empty body would still carry the status.
-        let body = serde_json::to_vec(&body).unwrap_or_default();
-        let mut response = Response::new(Full::from(body));
+        serde_json::to_vec(&body).unwrap_or_default()
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::from(self.to_json()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -171,7 +173,7 @@ impl From<Refused> for Problem {
             }
             Refused::BodyMemory => (
                 StatusCode::SERVICE_UNAVAILABLE,
-                "all memory for bodies is in use (server.max_body_bytes); try again in a second",
+                "the memory for bodies, or this client's share of it, is in use (server.max_body_bytes); try again in a second",
             ),
         };
         Self { refused: Some(why), ..Self::new(status, detail) }

@@ -3,36 +3,33 @@
 pub(super) mod answer;
 mod ask;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use hyper::body::Incoming;
-use serde_json::Value;
-use serde_json::value::RawValue;
 use tollgate::{AlgorithmName, Ask, Basis, Clock, Limiter, Verdict};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, from_json, from_query};
 use super::admin::Admin;
-use super::body::{self, BodyMemory, Buffered};
+use super::body::{BodyMemory, Buffered, Payer};
 use super::pace::Pace;
 use super::problem::Problem;
 use super::{json, openapi};
 use crate::access::{Access, LOCAL_ADMIN, Refused};
-use crate::address::client;
+use crate::address::{Client, client};
 use crate::config::ClientAddress;
 use crate::identity::IdentityConfig;
 use crate::live::LivePolicy;
 use crate::loopback::{LoopbackCheck, is_forwarded};
 use crate::metrics::SharedMetrics;
-use crate::serve::Door;
+use crate::serve::{Door, Received};
 
-/// Bytes of a body with one check.
+/// Bytes of a body with one check, and of every body of a caller who may not name keys.
 const BODY_BYTES_MAX: usize = 16 * 1024;
 /// Bytes of a body with many checks.
 const BATCH_BYTES_MAX: usize = 1024 * 1024;
@@ -61,15 +58,40 @@ pub(crate) struct Rest {
 
 type Answer = Result<Response<Full<Bytes>>, Problem>;
 
+/// Who sent a request, found out once from its head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub(super) client: Client,
+    may_name_keys: bool,
+}
+
+impl Caller {
+    fn authorize(&self) -> Result<(), Problem> {
+        match self.may_name_keys {
+            true => Ok(()),
+            false => Err(Refused::KeyNotAllowed.into()),
+        }
+    }
+
+    /// The key that was named, if the caller may name one; without one, the caller's own address.
+    fn key<'a>(&self, asked: &'a Asked<'_>) -> Result<Cow<'a, str>, Problem> {
+        match &asked.key {
+            Some(key) if self.may_name_keys => Ok(key.as_ref().into()),
+            Some(_) => Err(Problem::key_not_allowed()),
+            None => Ok(format!("ip:{}", self.client).into()),
+        }
+    }
+}
+
 impl Door for Rest {
-    async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Received>, peer: IpAddr) -> Response<Full<Bytes>> {
         let answer = self.route(request, peer).await;
         answer.unwrap_or_else(|problem| problem.counted(&self.metrics).into_response())
     }
 }
 
 impl Rest {
-    async fn route(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn route(&self, request: Request<Received>, peer: IpAddr) -> Answer {
         if let Some(loopback) = &self.loopback {
             loopback.check(&request)?;
         }
@@ -78,7 +100,7 @@ impl Rest {
         }
         match (request.uri().path(), request.method()) {
             ("/api/v1/rate-limit/check", &Method::GET) => {
-                self.check(&request, peer, from_query(&request)?).await
+                self.check(self.caller(&request, peer), from_query(&request)?).await
             }
             ("/api/v1/rate-limit/check", &Method::POST) => self.check_post(request, peer).await,
             ("/api/v1/rate-limit/check", _) => Err(Problem::method("GET, POST")),
@@ -89,16 +111,16 @@ impl Rest {
             ("/api/v1/rate-limit/reset", &Method::DELETE) => self.reset(&request, peer).await,
             ("/api/v1/rate-limit/reset", _) => Err(Problem::method("DELETE")),
             ("/api/v1/check", &Method::POST) => {
-                let (head, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
-                self.check_policy(peer, &head.headers, &json::parse(&body)?).await
+                let (caller, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
+                self.check_policy(caller, &body).await
             }
             ("/api/v1/check/batch", &Method::POST) => {
-                let (head, body) = self.described(request, peer, BATCH_BYTES_MAX).await?;
-                self.check_policy_batch(peer, &head.headers, &json::batch(&body)?).await
+                let (caller, body) = self.described(request, peer, BATCH_BYTES_MAX).await?;
+                self.check_policy_batch(caller, &json::batch(&body)?).await
             }
             ("/api/v1/explain", &Method::POST) => {
-                let (head, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
-                let explained = self.explain_policy(peer, &head.headers, &json::parse(&body)?).await?;
+                let (caller, body) = self.described(request, peer, BODY_BYTES_MAX).await?;
+                let explained = self.explain_policy(caller, &body).await?;
                 Ok(json_response(explained.to_string().into_bytes()))
             }
             ("/api/v1/check" | "/api/v1/check/batch" | "/api/v1/explain", _) => Err(Problem::method("POST")),
@@ -118,7 +140,7 @@ impl Rest {
     }
 
     /// A page of the admin port, for callers on this machine.
-    async fn admin_page(&self, request: Request<Incoming>) -> Answer {
+    async fn admin_page(&self, request: Request<Received>) -> Answer {
         if !self.has_admin_pages {
             return Err(Problem::new(StatusCode::NOT_FOUND, "this page is on the admin port (admin.listen)"));
         }
@@ -131,8 +153,8 @@ impl Rest {
         }
     }
 
-    async fn check<B: Sync>(&self, request: &Request<B>, peer: IpAddr, asked: Asked<'_>) -> Answer {
-        let key = self.key_of(request, peer, &asked)?;
+    async fn check(&self, caller: Caller, asked: Asked<'_>) -> Answer {
+        let key = caller.key(&asked)?;
         let limiter = self.limiter(&asked)?;
         let verdict = self.decide(limiter, &key, asked.ask()).await;
         if verdict.basis == Basis::Closed && self.closed_status == 503 {
@@ -141,62 +163,66 @@ impl Rest {
         Ok(check_response(&key, limiter, &verdict))
     }
 
-    async fn check_post(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
-        let (head, body) = request.into_parts();
-        let body = self.read(body, BODY_BYTES_MAX).await?;
-        let body = json::parse(&body)?;
-        self.check(&Request::from_parts(head, ()), peer, from_json(&body)?).await
+    async fn check_post(&self, request: Request<Received>, peer: IpAddr) -> Answer {
+        let caller = self.caller(&request, peer);
+        let body = self.read(request, BODY_BYTES_MAX, caller).await?;
+        self.check(caller, from_json(&json::parse(&body)?)?).await
     }
 
     /// The body that describes a request, by a caller who may say who somebody else is.
     async fn described(
         &self,
-        request: Request<Incoming>,
+        request: Request<Received>,
         peer: IpAddr,
         most: usize,
-    ) -> Result<(Parts, Buffered<'_>), Problem> {
-        self.authorize(&request, peer)?;
-        let (head, body) = request.into_parts();
-        let body = self.read(body, most).await?;
-        Ok((head, body))
+    ) -> Result<(Caller, Buffered<'_>), Problem> {
+        let caller = self.caller(&request, peer);
+        caller.authorize()?;
+        Ok((caller, self.read(request, most, caller).await?))
     }
 
-    /// Independent checks, decided in order. A mistake in any of them is found before the first one is decided.
-    async fn check_batch(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
-        let (head, body) = request.into_parts();
-        let body = self.read(body, BATCH_BYTES_MAX).await?;
-        let request = Request::from_parts(head, ());
+    /// Independent checks, decided in order. The answer to one that cannot be decided is its problem, and the others are decided. A key
+    /// that the caller may not name is a mistake of the caller, not of one of its clients: nothing is decided then.
+    async fn check_batch(&self, request: Request<Received>, peer: IpAddr) -> Answer {
+        let caller = self.caller(&request, peer);
+        let body = self.read(request, BATCH_BYTES_MAX, caller).await?;
         let pace = Pace::new();
         let pace = &pace;
         let answers = pace.keep(async {
-            let items = json_items(pace, &json::batch(&body)?).await?;
-            let mut asked = Vec::with_capacity(items.len());
+            let items = json::batch(&body)?;
+            let mut checks = Vec::with_capacity(items.len());
             for (index, item) in items.iter().enumerate() {
-                let in_item = |problem: Problem| problem.in_item(index);
-                let ask = from_json(item).map_err(in_item)?;
-                self.limiter(&ask).map_err(in_item)?;
-                asked.push(ask);
+                pace.turn().await;
+                // Each is read and let go before the next one: values in memory are many times as large as their text.
+                let asked = json::parse(item.get().as_bytes())
+                    .and_then(|item| from_json(&item).map(Asked::into_owned));
+                if let Ok(Asked { key: Some(_), .. }) = &asked
+                    && !caller.may_name_keys
+                {
+                    return Err(Problem::key_not_allowed().in_item(index));
+                }
+                checks.push(asked.and_then(|asked| self.limiter(&asked).map(|limiter| (limiter, asked))));
             }
-            let key_of =
-                |(index, ask)| self.key_of(&request, peer, ask).map_err(|problem| problem.in_item(index));
-            let keys: Vec<_> = asked.iter().enumerate().map(key_of).collect::<Result<_, _>>()?;
-            let mut checks = Vec::with_capacity(asked.len());
-            for (key, ask) in keys.iter().zip(&asked) {
-                let limiter = self.limiter(ask)?;
-                checks.push(async move {
-                    let verdict = self.decide(limiter, key, ask.ask()).await;
-                    let answer = CheckAnswer::new(key, limiter, &verdict);
-                    // Texts and numbers: this does not fail.
-                    serde_json::to_string(&answer).unwrap_or_default()
-                });
-            }
+            let own_key = format!("ip:{}", caller.client);
+            let own_key = own_key.as_str();
+            let checks = checks.iter().map(|check| async move {
+                match check {
+                    Ok((limiter, asked)) => {
+                        let key = asked.key.as_deref().unwrap_or(own_key);
+                        let verdict = self.decide(limiter, key, asked.ask()).await;
+                        // Texts and numbers: this does not fail.
+                        serde_json::to_vec(&CheckAnswer::new(key, limiter, &verdict)).unwrap_or_default()
+                    }
+                    Err(problem) => problem.to_json(),
+                }
+            });
             // All at once: a store is asked about different keys together, and about the same one in this order.
-            Ok::<_, Problem>(pace.all(checks.into_iter()).await)
+            Ok(pace.all(checks).await)
         });
-        Ok(json_response(format!("[{}]", answers.await?.join(",")).into_bytes()))
+        Ok(json_response(json::list(&answers.await?)))
     }
 
-    async fn remaining(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn remaining(&self, request: &Request<Received>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
         let verdict = limiter.peek(&key, Ask::of(0)).await;
         if verdict.basis == Basis::Closed {
@@ -205,7 +231,7 @@ impl Rest {
         Ok(remaining_response(&key, limiter, &verdict))
     }
 
-    async fn reset(&self, request: &Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn reset(&self, request: &Request<Received>, peer: IpAddr) -> Answer {
         let (key, limiter) = self.named(request, peer)?;
         limiter.reset(&key).await.map_err(|_| Problem::not_done("the limit was not reset"))?;
         tracing::info!(%key, algorithm = %limiter.limit().algorithm(), "limit reset");
@@ -213,35 +239,19 @@ impl Rest {
     }
 
     /// The key and the limiter that are named by a caller who may name them.
-    fn named(&self, request: &Request<Incoming>, peer: IpAddr) -> Result<(String, &Limiter), Problem> {
-        self.authorize(request, peer)?;
+    fn named(&self, request: &Request<Received>, peer: IpAddr) -> Result<(String, &Limiter), Problem> {
+        let caller = self.caller(request, peer);
+        caller.authorize()?;
         let asked = from_query(request)?;
         asked.only(&["algorithm", "key"])?;
-        Ok((self.key_of(request, peer, &asked)?.into_owned(), self.limiter(&asked)?))
+        Ok((caller.key(&asked)?.into_owned(), self.limiter(&asked)?))
     }
 
-    fn authorize<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Problem> {
-        match self.may_name_keys(request, peer) {
-            true => Ok(()),
-            false => Err(Refused::KeyNotAllowed.into()),
-        }
-    }
-
-    fn may_name_keys<B>(&self, request: &Request<B>, peer: IpAddr) -> bool {
-        self.access.may_name_keys(peer, request.headers(), &self.client_address)
-    }
-
-    /// The key that was named, if the caller may name one; without one, the caller's own address.
-    fn key_of<'a, B>(
-        &self,
-        request: &Request<B>,
-        peer: IpAddr,
-        asked: &'a Asked<'_>,
-    ) -> Result<std::borrow::Cow<'a, str>, Problem> {
-        match &asked.key {
-            Some(key) if self.may_name_keys(request, peer) => Ok(key.as_ref().into()),
-            Some(_) => Err(Problem::key_not_allowed()),
-            None => Ok(format!("ip:{}", client(&self.client_address, peer, request.headers())).into()),
+    fn caller<B>(&self, request: &Request<B>, peer: IpAddr) -> Caller {
+        let (headers, proxies) = (request.headers(), &self.client_address);
+        Caller {
+            client: client(proxies, peer, headers),
+            may_name_keys: self.access.may_name_keys(peer, headers, proxies),
         }
     }
 
@@ -265,17 +275,27 @@ impl Rest {
         verdict
     }
 
-    async fn read(&self, body: Incoming, most: usize) -> Result<Buffered<'_>, Problem> {
-        body::read(body, most, self.body_timeout, &self.body_memory).await
+    async fn read(
+        &self,
+        request: Request<Received>,
+        most: usize,
+        caller: Caller,
+    ) -> Result<Buffered<'_>, Problem> {
+        let (body, within) = (request.into_body(), self.body_timeout);
+        if caller.may_name_keys {
+            return self.body_memory.read(body, most, within, Payer::Trusted).await;
+        }
+        let payer = Payer::Client(caller.client.network());
+        let read = self.body_memory.read(body, most.min(BODY_BYTES_MAX), within, payer).await;
+        read.map_err(|problem| match problem.status() {
+            StatusCode::PAYLOAD_TOO_LARGE if most > BODY_BYTES_MAX => Problem::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!(
+                    "the body may have at most {BODY_BYTES_MAX} bytes; up to {most} with a token of api.token_file or from a caller \
+                     in api.trusted_callers"
+                ),
+            ),
+            _ => problem,
+        })
     }
-}
-
-/// Reads the checks of a batch.
-pub(super) async fn json_items(pace: &Pace, items: &[&RawValue]) -> Result<Vec<Value>, Problem> {
-    let mut values = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        pace.turn().await;
-        values.push(json::parse(item.get().as_bytes()).map_err(|problem| problem.in_item(index))?);
-    }
-    Ok(values)
 }

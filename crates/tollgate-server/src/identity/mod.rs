@@ -27,6 +27,14 @@ pub(crate) struct IdentityConfig {
 }
 
 impl IdentityConfig {
+    /// Whether a header can identify a caller. `name` is in lower case.
+    pub(crate) fn reads_header(&self, name: &str) -> bool {
+        self.jwt.as_ref().is_some_and(|source| source.header == name)
+            || self.api_key.as_ref().is_some_and(|source| source.header == name)
+            || self.trusted_header.user.as_deref() == Some(name)
+            || self.trusted_header.tier.as_deref() == Some(name)
+    }
+
     /// The identifier of an API key in the policy or the admin API: of the key itself, or `id:` and the identifier.
     ///
     /// Only the operator writes these. In a request `id:` has no meaning: a client could name another client's key.

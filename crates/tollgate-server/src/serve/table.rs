@@ -1,8 +1,8 @@
 //! The open connections of a listener: how many there are, and which one gives way when a new one finds no place.
 //!
 //! Clients that hold connections open without using them must not keep others out, least of all a probe that asks for the
-//! health of the node. So the connection that has been idle for longest is closed when the table is full. A connection with
-//! a request under way is never closed.
+//! health of the node. So when the table is full, the connection that has waited for its client for longest is closed: for a
+//! request, or for the rest of a body. A connection whose request is being answered is never closed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// How long a connection may be without a request before it can be closed for another one. The first request of an honest
-/// client is there by then.
+/// How long a connection may wait for its client before it can be closed for another one. The first request of an honest client
+/// is there by then.
 const IDLE_LEAST: Duration = Duration::from_millis(100);
 /// How long to wait for a place before one more connection is closed: the last one may have got a request meanwhile.
 const CLOSE_AGAIN: Duration = Duration::from_millis(20);
@@ -30,7 +30,7 @@ pub(super) struct Table {
 struct Open {
     last_number: u64,
     seats: HashMap<u64, Arc<Seat>>,
-    /// Connections to close, the one that has been idle for longest last, and their progress when they were found.
+    /// Connections to close, the one that has waited for longest last, and their progress when they were found.
     found: Vec<(Arc<Seat>, u32)>,
 }
 
@@ -40,13 +40,13 @@ impl Table {
         Arc::new(Self { places, started: Instant::now(), open: Mutex::default() })
     }
 
-    /// A place for one more connection. If there is none, idle connections are closed until there is.
+    /// A place for one more connection. If there is none, connections that wait for their clients are closed until there is.
     pub(super) async fn place(&self) -> OwnedSemaphorePermit {
         loop {
             if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
                 return place;
             }
-            self.close_longest_idle();
+            self.close_longest_waiting();
             let freed = Arc::clone(&self.places).acquire_owned();
             if let Ok(Ok(place)) = tokio::time::timeout(CLOSE_AGAIN, freed).await {
                 return place;
@@ -64,11 +64,11 @@ impl Table {
         Seated { table: Arc::clone(self), number, seat, _place: place }
     }
 
-    fn close_longest_idle(&self) {
+    fn close_longest_waiting(&self) {
         let mut open = self.open();
         if open.found.is_empty() {
             let now = self.started.elapsed();
-            open.found = longest_idle(open.seats.values(), now);
+            open.found = longest_waiting(open.seats.values(), now);
         }
         while let Some((seat, seen)) = open.found.pop() {
             if seat.now().0 == seen {
@@ -83,19 +83,19 @@ impl Table {
     }
 }
 
-/// Connections without a request, the one that has been so for longest last. Those that have begun one, and do not go on, come
-/// after all others.
-fn longest_idle<'a>(seats: impl Iterator<Item = &'a Arc<Seat>>, now: Duration) -> Vec<(Arc<Seat>, u32)> {
-    let mut idle = Vec::new();
+/// Connections without a request, or with a body that has not all arrived, the one that has waited for longest last. Those that
+/// have begun a head, and do not go on, come after all others.
+fn longest_waiting<'a>(seats: impl Iterator<Item = &'a Arc<Seat>>, now: Duration) -> Vec<(Arc<Seat>, u32)> {
+    let mut waiting = Vec::new();
     for seat in seats {
         let (seen, phase) = seat.now();
-        let since = Duration::from_micros(seat.idle_since_us.load(Ordering::Relaxed));
+        let since = Duration::from_micros(seat.waits_since_us.load(Ordering::Relaxed));
         if phase != Phase::Answering && now.saturating_sub(since) >= IDLE_LEAST {
-            idle.push((phase == Phase::Head, since, seat, seen));
+            waiting.push((phase == Phase::Head, since, seat, seen));
         }
     }
-    idle.sort_unstable_by_key(|(has_begun, since, ..)| (*has_begun, *since));
-    idle.into_iter().take(FOUND_MAX).rev().map(|(_, _, seat, seen)| (Arc::clone(seat), seen)).collect()
+    waiting.sort_unstable_by_key(|(has_begun, since, ..)| (*has_begun, *since));
+    waiting.into_iter().take(FOUND_MAX).rev().map(|(_, _, seat, seen)| (Arc::clone(seat), seen)).collect()
 }
 
 /// A connection in the table, which leaves it when this is dropped.
@@ -120,15 +120,18 @@ pub(super) enum Phase {
     Idle = 0,
     /// In the head of a request.
     Head = 1,
-    /// A request is being answered; its body has a timeout of its own.
+    /// A request is being answered.
     Answering = 2,
+    /// The rest of a request's body has not arrived yet. It has a timeout of its own.
+    Body = 3,
 }
 
 /// The phase of a connection, and a number that changes with it.
 pub(super) struct Seat {
     progress: AtomicU32,
-    /// By the clock of the table.
-    idle_since_us: AtomicU64,
+    /// Since when the connection waits for its client, by the clock of the table. Parts of a body do not change it, or a client could
+    /// keep its place by sending single bytes.
+    waits_since_us: AtomicU64,
     table_started: Instant,
     give_way: Notify,
 }
@@ -139,7 +142,7 @@ impl Seat {
     fn new(table_started: Instant) -> Self {
         let seat = Self {
             progress: AtomicU32::new(0),
-            idle_since_us: AtomicU64::new(0),
+            waits_since_us: AtomicU64::new(0),
             table_started,
             give_way: Notify::new(),
         };
@@ -148,9 +151,9 @@ impl Seat {
     }
 
     pub(super) fn enter(&self, phase: Phase) {
-        if phase == Phase::Idle {
+        if matches!(phase, Phase::Idle | Phase::Body) {
             let since = u64::try_from(self.table_started.elapsed().as_micros()).unwrap_or(u64::MAX);
-            self.idle_since_us.store(since, Ordering::Relaxed);
+            self.waits_since_us.store(since, Ordering::Relaxed);
         }
         let now = self.progress.load(Ordering::Relaxed);
         let next = (now / Self::PHASES).wrapping_add(1).wrapping_mul(Self::PHASES);
@@ -162,12 +165,13 @@ impl Seat {
         let phase = match now % Self::PHASES {
             0 => Phase::Idle,
             1 => Phase::Head,
-            _ => Phase::Answering,
+            2 => Phase::Answering,
+            _ => Phase::Body,
         };
         (now, phase)
     }
 
-    /// Waits until the connection is to be closed for another one. It stays if it has got a request meanwhile.
+    /// Waits until the connection is to be closed for another one. It stays if its request is being answered meanwhile.
     pub(super) async fn is_to_give_way(&self) {
         loop {
             self.give_way.notified().await;
@@ -194,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_idle_connection_is_found_first_and_a_busy_one_never() {
+    fn the_longest_waiting_connection_is_found_first_and_one_that_is_answered_never() {
         let started = Instant::now();
         let seat = |since_us: u64, phase| {
             let seat = Seat::new(started);
             seat.enter(phase);
-            seat.idle_since_us.store(since_us, Ordering::Relaxed);
+            seat.waits_since_us.store(since_us, Ordering::Relaxed);
             Arc::new(seat)
         };
         let seats = [
@@ -208,10 +212,11 @@ mod tests {
             seat(10, Phase::Head),
             seat(20, Phase::Idle),
             seat(900_000, Phase::Idle),
+            seat(25, Phase::Body),
         ];
-        let found = longest_idle(seats.iter(), Duration::from_millis(950));
+        let found = longest_waiting(seats.iter(), Duration::from_millis(950));
         let order: Vec<_> =
             found.iter().rev().map(|(seat, _)| seats.iter().position(|it| Arc::ptr_eq(it, seat))).collect();
-        assert_eq!(order, [Some(3), Some(0), Some(2)]);
+        assert_eq!(order, [Some(3), Some(5), Some(0), Some(2)]);
     }
 }

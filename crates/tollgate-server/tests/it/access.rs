@@ -139,6 +139,12 @@ fn naming_a_key_without_a_token_is_401_and_never_another_key() {
             assert_eq!(answer.json()["parameter"].as_str().unwrap_or_default(), *parameter);
         }
         assert_eq!(refused(&server, "key_not_allowed"), requests.len() as u64);
+        let large = format!(r#"{{"checks":[{}]}}"#, " ".repeat(17_000));
+        let answer = local(server.address, ("POST", &format!("{CHECK}/batch")), "", &large);
+        assert_eq!(answer.status, 413, "large bodies need a token, too");
+        assert!(detail(&answer).contains("api.token_file"), "{answer:?}");
+        let answer = local(server.address, ("POST", &format!("{CHECK}/batch")), &bearer(TOKEN), &large);
+        assert_eq!((answer.status, answer.body.as_str()), (200, "[]"));
         let own = local(server.address, ("GET", CHECK), "", "").json();
         assert_eq!(
             (&own["key"], &own["remaining"]),

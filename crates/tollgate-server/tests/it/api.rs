@@ -172,11 +172,37 @@ fn bodies_are_read_like_queries() {
 }
 
 #[test]
-fn a_batch_is_decided_in_order_and_only_if_all_of_it_is_valid() {
+fn a_bad_item_of_a_plain_batch_gets_its_problem_and_the_others_are_decided() {
     let server = start();
     let batch = format!("{CHECK}/batch");
-    let invalid = r#"{"checks":[{"key":"a","permits":50},{"key":"a","permits":101}]}"#;
-    assert_problem(&server.post(&batch, invalid), 400, "checks[1].permits");
+    let good = r#"{"key":"a","permits":10}"#;
+    let bad = [
+        r#"{"key":"a","permits":101}"#,
+        r#"{"key":"a","permits":0}"#,
+        r#"{"key":""}"#,
+        r#"{"key":7}"#,
+        r#"{"key":"a","key":"a"}"#,
+        r#"{"algorithm":"NONE"}"#,
+        r#"{"unknown":1}"#,
+        r#"{"key":{"a":{}}}"#,
+        r#"{"key":"\ud800"}"#,
+    ];
+    for (number, bad) in bad.iter().enumerate() {
+        let response = server.post(&batch, &format!(r#"{{"checks":[{bad},{good}]}}"#));
+        assert_eq!(response.status, 200, "{bad}: {response:?}");
+        let alone = server.post(CHECK, bad);
+        let answers = response.json();
+        assert_eq!((alone.status, &answers[0]["status"]), (400, &json!(400)), "{bad}");
+        assert_eq!(answers[0], alone.json(), "{bad}: as the item alone");
+        assert_eq!(answers[1]["remaining"], 90 - 10 * number, "{bad}: the other is decided");
+        assert_eq!(answers.as_array().map(Vec::len), Some(2));
+    }
+}
+
+#[test]
+fn a_batch_is_decided_in_order() {
+    let server = start();
+    let batch = format!("{CHECK}/batch");
     let valid = r#"{"checks":[{"key":"a","algorithm":"FIXED_WINDOW","permits":60},{"key":"a","algorithm":"FIXED_WINDOW","permits":60},{"key":"b"}]}"#;
     let response = server.post(&batch, valid);
     assert_eq!(response.status, 200);
@@ -187,7 +213,14 @@ fn a_batch_is_decided_in_order_and_only_if_all_of_it_is_valid() {
     let allowed: Vec<_> =
         answers.as_array().unwrap().iter().map(|answer| answer["allowed"].clone()).collect();
     assert_eq!(allowed, [true, false, true]);
-    for body in ["{}", "[]", r#"{"checks":{}}"#, r#"{"checks":[],"more":1}"#] {
+    for body in [
+        "{}",
+        "[]",
+        r#"{"checks":{}}"#,
+        r#"{"checks":[],"more":1}"#,
+        r#"{"checks":[{},2]}"#,
+        r#"{"checks":[{"a":]}"#,
+    ] {
         assert_eq!(server.post(&batch, body).status, 400, "{body}");
     }
     let many = format!(r#"{{"checks":[{}]}}"#, vec!["{}"; 1_001].join(","));
@@ -360,6 +393,8 @@ fn answers_are_as_the_openapi_document_says() {
         validate("Reset", &server.ask("DELETE", &format!("{RESET}?{query}"), "", "").json());
     }
     validate("Problem", &server.get("/nowhere").json());
+    let batch = server.post(&format!("{CHECK}/batch"), r#"{"checks":[{},{"permits":0}]}"#);
+    validate("BatchAnswer", &batch.json());
     validate(
         "CheckRequest",
         &json!({"key": "user:1", "algorithm": "FIXED_WINDOW", "permits": 3, "maxWaitMillis": 0}),

@@ -35,18 +35,24 @@ fn repeated_json_members_are_400_everywhere() {
     for (method, target, body) in [
         ("POST", CHECK, r#"{"key":"a","key":"b"}"#),
         ("POST", CHECK, r#"{"key":"a","\u006bey":"a"}"#),
-        ("POST", "/api/v1/rate-limit/check/batch", r#"{"checks":[{"key":"a","key":"b"}]}"#),
         ("POST", "/api/v1/rate-limit/check/batch", r#"{"checks":[],"checks":[{"key":"b"}]}"#),
         ("POST", "/api/v1/check", r#"{"user":"a","user":"b"}"#),
         ("POST", "/api/v1/check", r#"{"headers":{"x-a":"1","x-a":"2"}}"#),
         ("POST", "/api/v1/check", r#"{"headers":{"x-a":"1","X-A":"2"}}"#),
-        ("POST", "/api/v1/check/batch", r#"{"checks":[{"user":"a"},{"query":{"a":"1","a":"1"}}]}"#),
         ("POST", "/api/v1/explain", r#"{"ip":"192.0.2.1","ip":"192.0.2.2"}"#),
         ("PUT", "/admin/tiers/users/alice", r#"{"tier":"free","tier":"pro"}"#),
     ] {
         let answer = server.ask(method, target, "", body);
         assert_eq!(answer.status, 400, "{method} {target} {body}: {answer:?}");
         assert!(answer.json()["detail"].as_str().unwrap().contains("more than once"), "{answer:?}");
+    }
+    for (target, body) in [
+        ("/api/v1/rate-limit/check/batch", r#"{"checks":[{"key":"a","key":"b"}]}"#),
+        ("/api/v1/check/batch", r#"{"checks":[{"query":{"a":"1","a":"1"}}]}"#),
+    ] {
+        let answers = server.post(target, body).json();
+        assert_eq!(answers[0]["status"], 400, "{target} {body}: {answers}");
+        assert!(answers[0]["detail"].as_str().unwrap().contains("more than once"), "{answers}");
     }
     let once = server.ask("PUT", "/admin/tiers/users/alice", "", r#"{"tier":"pro"}"#);
     assert_eq!(once.status, 200, "{once:?}");

@@ -1,6 +1,6 @@
 //! The policy over HTTP: rules, keys, tiers, and all limits of a request together.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tollgate::Micros;
 
 use crate::server::{NOW_SECS, Response, Server};
@@ -288,8 +288,63 @@ fn batches_are_decided_in_order() {
     let answers = server.post("/api/v1/check/batch", &batch.to_string()).json();
     let allowed: Vec<_> = answers.as_array().unwrap().iter().map(|it| it["allowed"].clone()).collect();
     assert_eq!(allowed, [true, true, false, true]);
-    let wrong = server.post("/api/v1/check/batch", r#"{"checks":[{"user":"alice"},{"usr":"bob"}]}"#);
-    assert_eq!((wrong.status, &wrong.json()["parameter"]), (400, &json!("checks[1].usr")));
+}
+
+#[test]
+fn a_bad_item_of_a_policy_batch_gets_its_problem_and_the_others_are_decided() {
+    let server = with("rules: [{ name: ten, key: user, limit: 10/min }]");
+    let good = json!({ "user": "alice" });
+    let bad = [
+        ("permits", json!({ "user": "alice", "permits": 11 })),
+        ("apiKey", json!({ "apiKey": "a b" })),
+        ("ip", json!({ "ip": "1.2.3.4:80" })),
+        ("path", json!({ "path": "*" })),
+        ("path", json!({ "path": format!("/{}", "a".repeat(5_000)) })),
+        ("user", json!({ "user": "a".repeat(5_000) })),
+        ("usr", json!({ "usr": "bob" })),
+        ("headers.x-a", json!({ "headers": { "x-a": 5 } })),
+    ];
+    for (number, (parameter, bad)) in bad.iter().enumerate() {
+        let batch = json!({ "checks": [bad, good] });
+        let response = server.post("/api/v1/check/batch", &batch.to_string());
+        assert_eq!(response.status, 200, "{parameter}: {response:?}");
+        let (answers, alone) = (response.json(), check(&server, bad));
+        assert_eq!((alone.status, &answers[0]["parameter"]), (400, &json!(parameter)));
+        assert_eq!(answers[0], alone.json(), "{parameter}: as the item alone");
+        assert_eq!(answers[1]["remaining"], 9 - number, "{parameter}: the other is decided");
+    }
+    assert_eq!(server.post("/api/v1/check/batch", r#"{"checks":[{"user":"alice"},"x"]}"#).status, 400);
+}
+
+#[test]
+fn headers_that_no_rule_reads_and_queries_may_be_long_and_many() {
+    let server = with("rules: [{ name: plan, match: { header: { x-plan: pro } }, key: user, limit: 5/min }]");
+    let headers = |count: usize, more: &[(&str, &str)]| -> Value {
+        let headers = (0..count).map(|number| (format!("h{number}"), json!("")));
+        headers
+            .chain(more.iter().map(|(name, value)| ((*name).to_owned(), json!(value))))
+            .collect::<Map<_, _>>()
+            .into()
+    };
+    let long = "a".repeat(5_000);
+    for described in [
+        json!({ "headers": { "cookie": long } }),
+        json!({ "path": format!("/api/login?{long}") }),
+        json!({ "headers": headers(129, &[]) }),
+        json!({ "headers": headers(1_000, &[("cookie", &long)]) }),
+    ] {
+        let answer = check(&server, &described);
+        assert_eq!((answer.status, &answer.json()["unmatched"]), (200, &json!(true)), "{answer:?}");
+    }
+    for more in [("X-Plan", "pro"), ("x-plan", "pro")] {
+        let answer = check(&server, &json!({ "user": "alice", "headers": headers(300, &[more]) }));
+        assert_eq!(answer.json()["rule"], "plan", "a header that is read is never left out");
+    }
+    let refused = check(&server, &json!({ "headers": { "x-plan": long } }));
+    assert_eq!((refused.status, &refused.json()["parameter"]), (400, &json!("headers.x-plan")));
+    let twice = r#"{"headers":{"x-plan":"pro","X-Plan":"free"}}"#;
+    assert_eq!(server.post("/api/v1/check", twice).status, 400);
+    assert_eq!(check(&server, &json!({ "query": headers(129, &[]) })).status, 400);
 }
 
 #[test]

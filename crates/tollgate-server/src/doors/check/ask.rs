@@ -49,8 +49,10 @@ pub(in crate::doors) struct NotVerified {
 }
 
 impl<'a> Asked<'a> {
+    /// Reads a description. `is_read` says which headers, by their names in lower case, can change what is decided.
     pub(super) fn from_json(
         value: &'a Value,
+        is_read: &dyn Fn(&str) -> bool,
         identity: &IdentityConfig,
         caller_is_proxy: bool,
         now_secs: u64,
@@ -78,10 +80,10 @@ impl<'a> Asked<'a> {
                 "tier" => asked.tier = Some(text(name, value)?.into()),
                 "method" => asked.method = text(name, value)?,
                 "host" => asked.host = host(text(name, value)?),
-                "path" => asked.path = path(text(name, value)?)?,
-                "headers" => asked.headers = fields(name, value, true)?,
-                "query" => asked.query = fields(name, value, false)?,
-                "attributes" => asked.attributes = fields(name, value, false)?,
+                "path" => asked.path = path(value)?,
+                "headers" => asked.headers = headers(value, is_read)?,
+                "query" => asked.query = fields(name, value)?,
+                "attributes" => asked.attributes = fields(name, value)?,
                 "permits" => {
                     let permits = value.as_u64().filter(|permits| (1..=PERMITS_MAX).contains(permits));
                     asked.permits = Some(permits.ok_or_else(|| {
@@ -137,13 +139,27 @@ impl<'a> Asked<'a> {
         }
     }
 
+    /// The path, without its query, and the method.
+    pub(super) fn target(&self) -> (&str, &str) {
+        (self.path, self.method)
+    }
+
     pub(super) fn permits(&self) -> u64 {
         self.permits.unwrap_or(1)
     }
 }
 
+const MUST_BE_TEXT: &str = "must be a text";
+
 fn text<'a>(name: &str, value: &'a Value) -> Result<&'a str, Problem> {
-    let text = value.as_str().ok_or_else(|| Problem::parameter(name, "must be a text"))?;
+    short(name, any_text(name, value)?)
+}
+
+fn any_text<'a>(name: &str, value: &'a Value) -> Result<&'a str, Problem> {
+    value.as_str().ok_or_else(|| Problem::parameter(name, MUST_BE_TEXT))
+}
+
+fn short<'a>(name: &str, text: &'a str) -> Result<&'a str, Problem> {
     if text.len() > VALUE_BYTES_MAX {
         return Err(Problem::parameter(name, format_args!("must have at most {VALUE_BYTES_MAX} bytes")));
     }
@@ -160,8 +176,11 @@ fn ip(value: &Value) -> Result<Option<IpAddr>, Problem> {
         .ok_or_else(|| Problem::parameter("ip", "must be an address such as 192.0.2.1 or 2001:db8::1"))
 }
 
-fn path(text: &str) -> Result<&str, Problem> {
-    if text.starts_with('/') { Ok(text) } else { Err(Problem::parameter("path", "must begin with /")) }
+/// Without its query, which no rule reads and which may be long.
+fn path(value: &Value) -> Result<&str, Problem> {
+    let target = any_text("path", value)?;
+    let path = short("path", target.split('?').next().unwrap_or(target))?;
+    if path.starts_with('/') { Ok(path) } else { Err(Problem::parameter("path", "must begin with /")) }
 }
 
 /// Lower case, without its port.
@@ -174,20 +193,37 @@ fn host(text: &str) -> String {
     text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase()
 }
 
-fn fields<'a>(name: &str, value: &'a Value, lower: bool) -> Result<Vec<(String, &'a str)>, Problem> {
+fn members<'a>(name: &str, value: &'a Value) -> Result<&'a Map<String, Value>, Problem> {
     let wrong = || Problem::parameter(name, "must be an object of texts, such as {\"x-plan\":\"pro\"}");
-    let members: &Map<String, Value> = value.as_object().ok_or_else(wrong)?;
-    let mut fields = Vec::with_capacity(members.len());
+    value.as_object().ok_or_else(wrong)
+}
+
+fn fields<'a>(name: &str, value: &'a Value) -> Result<Vec<(String, &'a str)>, Problem> {
+    let fields = members(name, value)?.iter();
+    fields.map(|(member, value)| Ok((member.clone(), text(&field(name, member), value)?))).collect()
+}
+
+/// The headers that are read, by their names in lower case. The others may be as long as their client likes.
+fn headers<'a>(value: &'a Value, is_read: &dyn Fn(&str) -> bool) -> Result<Vec<(String, &'a str)>, Problem> {
+    let members = members("headers", value)?;
+    let mut headers = Vec::new();
     let mut known = HashSet::with_capacity(members.len());
     for (member, value) in members {
-        let field = || format!("{name}.{}", shown(member));
-        let value = text(&field(), value)?;
-        let member = if lower { member.to_ascii_lowercase() } else { member.clone() };
+        let field = || field("headers", member);
+        let value = value.as_str().ok_or_else(|| Problem::parameter(&field(), MUST_BE_TEXT))?;
+        let name = member.to_ascii_lowercase();
+        if is_read(&name) {
+            headers.push((name.clone(), short(&field(), value)?));
+        }
         // Of two, either could be the one that somebody else has set.
-        if !known.insert(member.clone()) {
+        if !known.insert(name) {
             return Err(Problem::parameter(&field(), "stands more than once"));
         }
-        fields.push((member, value));
     }
-    Ok(fields)
+    Ok(headers)
+}
+
+/// The name of a member in an answer.
+fn field(name: &str, member: &str) -> String {
+    format!("{name}.{}", shown(member))
 }

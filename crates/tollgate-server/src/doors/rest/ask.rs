@@ -29,6 +29,11 @@ impl Asked<'_> {
         Ask { cost: self.permits.unwrap_or(1), wait: self.max_wait_millis.map(Micros::from_millis) }
     }
 
+    /// The same without what it was read from.
+    pub(super) fn into_owned(self) -> Asked<'static> {
+        Asked { key: self.key.map(|key| Cow::Owned(key.into_owned())), ..self }
+    }
+
     /// Fails if more than these names were used.
     pub(super) fn only(&self, names: &[&str]) -> Result<(), Problem> {
         for (name, used) in
