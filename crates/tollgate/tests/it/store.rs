@@ -465,7 +465,10 @@ fn a_key_that_stands_twice_among_several_limits_is_asked_for_the_sum() {
         assert!(twice.iter().flatten().all(|decision| decision.outcome == Outcome::Impossible), "{twice:?}");
         let twice =
             engine.acquire_all(&[Check::of(&limiter, "a", 2), Check::of(&limiter, "a", 3)]).await.unwrap();
-        assert!(twice.iter().flatten().all(|decision| decision.is_admitted() && decision.remaining == 0), "{twice:?}");
+        assert!(
+            twice.iter().flatten().all(|decision| decision.is_admitted() && decision.remaining == 0),
+            "{twice:?}"
+        );
         let many: Vec<_> = (0..33).map(|_| Check::of(&limiter, "a", 1)).collect();
         assert!(matches!(engine.acquire_all(&many).await, Err(StoreError::Overloaded)));
     });

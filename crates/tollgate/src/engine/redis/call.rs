@@ -49,7 +49,7 @@ impl Call {
     }
 
     /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
-    pub(super) async fn lead(mut self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
+    pub(super) async fn lead(self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
         let (answers, told) = self.make(&[step], deadline).await;
         self.end(told);
         answers.map(|answers| answers.into_iter().next().unwrap_or(Done::Changed))
@@ -59,7 +59,7 @@ impl Call {
     fn end(mut self, told: Option<Remembered>) {
         match self.next(told) {
             Batch::Nobody => {}
-            batch => {
+            batch @ (Batch::Steps(_) | Batch::Sets(_)) => {
                 let tasks = self.turn.inner.tasks.clone();
                 tasks.hand_over(self.follow(batch));
             }
@@ -151,7 +151,9 @@ impl Call {
         let change = match steps {
             [Step::Reset] => self.turn.inner.call(key, slot, deadline, |_| script::forget(key)).await,
             [Step::Change(it)] => {
-                let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.limiter.distrust(), to), to);
+                let say = |to| {
+                    script::change(limit, logs, key, *it, Doubt::of(limit, self.limiter.distrust(), to), to)
+                };
                 self.turn.inner.call(key, slot, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
@@ -286,8 +288,8 @@ impl Inner {
         let Reply { value, sent, received } = self.call(key, self.routes.slot(key), deadline, say).await?;
         let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
         self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
-        let SetsTold { answers, memories, now } = replay_sets(call, &doubts.into_inner(), value)
-            .inspect_err(|why| self.count_failure(why))?;
+        let SetsTold { answers, memories, now } =
+            replay_sets(call, &doubts.into_inner(), value).inspect_err(|why| self.count_failure(why))?;
         Ok(SetsAsked { answers, memories, now, sent, received })
     }
 }

@@ -265,12 +265,7 @@ impl Lines {
     }
 
     /// Brings a set to the lines of its keys. It waits in the first that is busy.
-    pub(super) fn enter_set(
-        &self,
-        set: &Arc<CheckSet>,
-        left: &Arc<AtomicBool>,
-        now: Instant,
-    ) -> SetEntered {
+    pub(super) fn enter_set(&self, set: &Arc<CheckSet>, left: &Arc<AtomicBool>, now: Instant) -> SetEntered {
         let mut busy = None;
         for (number, member) in set.members.iter().enumerate() {
             let shard = self.shard_of(member.hash).lock();
@@ -305,12 +300,14 @@ impl Lines {
 
     /// The first member, by number, that is known to deny. They may be in different slots.
     pub(super) fn known_denial(&self, members: &[Member], now: Instant) -> Option<(usize, Decision)> {
-        members.iter().enumerate().filter(|(_, it)| it.is_binding && it.is_asked()).find_map(|(number, it)| {
-            let shard = self.shard_of(it.hash).lock();
-            let line = shard.lines.get(&LookUp::of(it)).filter(|line| !line.busy)?;
-            let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
-            Some((number, denied))
-        })
+        members.iter().enumerate().filter(|(_, it)| it.is_binding && it.is_asked()).find_map(
+            |(number, it)| {
+                let shard = self.shard_of(it.hash).lock();
+                let line = shard.lines.get(&LookUp::of(it)).filter(|line| !line.busy)?;
+                let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
+                Some((number, denied))
+            },
+        )
     }
 
     /// Makes a key's line busy, if it is not and there is room for another.
@@ -428,7 +425,8 @@ impl Line {
                 continue;
             }
             let alone = !matches!(waiter.step, Step::Ask(_));
-            let is_search = batch.last().is_none_or(|last: &Waiter| last.step != waiter.step) || waiter.step.waits();
+            let is_search =
+                batch.last().is_none_or(|last: &Waiter| last.step != waiter.step) || waiter.step.waits();
             let is_second = waiter.step.borrows() && batch.iter().any(|other| other.step.borrows());
             if (alone && !batch.is_empty()) || (is_search && searches == 0) || is_second {
                 self.waiting.push_front(waiter);
@@ -591,7 +589,8 @@ mod tests {
                 return (None, None);
             }
             let denied = decisions.last().is_some_and(|decision| !decision.is_admitted());
-            let told = denied.then_some(Remembered { memory, verdict: None, at: NOW, sent: now, received: now });
+            let told =
+                denied.then_some(Remembered { memory, verdict: None, at: NOW, sent: now, received: now });
             (Some(decisions), told)
         }
 

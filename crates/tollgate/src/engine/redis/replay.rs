@@ -142,8 +142,11 @@ fn play_set(
     for (member, number) in set.members.iter().zip(numbers) {
         outcomes.push(states[*number].look(member.ask, now)?);
     }
-    let all =
-        set.members.iter().zip(&outcomes).all(|(member, outcome)| !member.is_binding || outcome.is_admitted());
+    let all = set
+        .members
+        .iter()
+        .zip(&outcomes)
+        .all(|(member, outcome)| !member.is_binding || outcome.is_admitted());
     let members = set.members.iter().zip(numbers).zip(outcomes);
     let decisions = members.map(|((member, number), outcome)| {
         let state = &mut states[*number];

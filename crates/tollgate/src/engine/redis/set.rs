@@ -178,12 +178,12 @@ impl SetBatch {
             return Err(waiter);
         }
         let set = &waiter.set;
-        let Some(first) = self.groups.first() else {
+        let Some(first) = self.groups.first().map(|group| Arc::clone(&group.set)) else {
             (self.sets, self.work) = (1, set.work());
             self.groups.push(Group { set: Arc::clone(set), waiters: vec![waiter] });
             return Ok(());
         };
-        if !first.set.is_plain() {
+        if !first.is_plain() {
             return Err(waiter);
         }
         // The last is most often the one: a hot subject has equal sets.
@@ -192,7 +192,7 @@ impl SetBatch {
             self.sets += 1;
             return Ok(());
         }
-        if !set.is_plain() || self.work + set.work() > WORK_MAX || !self.can_share(&first.set, set, line) {
+        if !set.is_plain() || self.work + set.work() > WORK_MAX || !self.can_share(&first, set, line) {
             return Err(waiter);
         }
         (self.sets, self.work) = (self.sets + 1, self.work + set.work());
