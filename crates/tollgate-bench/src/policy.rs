@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -12,7 +13,7 @@ use tollgate::rules::{
     RuleLimit, RuleLimits, Source, ValueCondition,
 };
 use tollgate::{
-    Clock, Engine, FixedWindow, Guard, GuardConfig, Limit, LimitSettings, PolicyLimiter, Rate,
+    Clock, Engine, FixedWindow, Guard, GuardConfig, Limit, LimitSettings, PolicyLimiter, PolicyVerdict, Rate,
     SlidingCounter, TokenBucket,
 };
 
@@ -33,7 +34,177 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!("\nseveral limits");
         several(&mut report, rounds, Duration::from_secs(secs))?;
     }
+    for (name, scenario) in SETS {
+        if name.contains(&options.only) {
+            println!("\n{name}");
+            scenario(&mut report, rounds, Duration::from_secs(secs))?;
+        }
+    }
     report.finish(options)
+}
+
+/// So many rounds of so long.
+type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
+
+/// Requests with several limits.
+const SETS: [(&str, Scenario); 4] = [
+    ("hot subject", hot_subject),
+    ("own and shared", own_and_shared),
+    ("flood on one of four", flood_on_one_of_four),
+    ("flood on a shared key", flood_on_a_shared_key),
+];
+
+/// Requests under way at the same time.
+const TASKS: u64 = 1_024;
+
+/// What many tasks have seen together.
+struct Flood {
+    requests_per_second: f64,
+    calls_per_second: f64,
+    server_us: f64,
+}
+
+/// Tasks that ask as fast as they are answered: each request of some user, of so many.
+fn flood(policy: Policy, users: u64, duration: Duration, is_admitted: bool) -> Result<Flood> {
+    let server = server()?;
+    on_one_core(async {
+        let engine = engine(&server).await?;
+        let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());
+        tokio::spawn(driver.run());
+        let settings = vec![LimitSettings::default(); policy.limits().len()];
+        let limiter = Arc::new(PolicyLimiter::new(&Engine::Redis(guard), policy, &settings)?);
+        let asked = Arc::new(AtomicU64::new(0));
+        let mut tasks: tokio::task::JoinSet<Result<()>> = tokio::task::JoinSet::new();
+        for number in 0..TASKS {
+            let (limiter, asked) = (Arc::clone(&limiter), Arc::clone(&asked));
+            tasks.spawn(async move {
+                let mut random = Random(number);
+                loop {
+                    let verdict = check(&limiter, random.next() % users).await;
+                    ensure!(
+                        !is_admitted || verdict.is_admitted(),
+                        "a limit that is never reached was reached"
+                    );
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    // Answers that are known at once would keep the others from their turn.
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        // The first moments fill caches, connections and what is denied.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let read =
+            || Ok::<_, anyhow::Error>((asked.load(Ordering::Relaxed), engine.stats().calls, cpu(&server)?));
+        let (before, start) = (read()?, Instant::now());
+        tokio::time::sleep(duration).await;
+        let (after, took) = (read()?, start.elapsed().as_secs_f64());
+        if let Some(Ok(Err(why))) = tasks.try_join_next() {
+            return Err(why);
+        }
+        let requests = (after.0 - before.0) as f64;
+        Ok(Flood {
+            requests_per_second: requests / took,
+            calls_per_second: (after.1 - before.1) as f64 / took,
+            server_us: (after.2 - before.2).as_secs_f64() * 1e6 / requests,
+        })
+    })
+}
+
+/// The medians of some rounds.
+fn floods(
+    report: &mut Report,
+    name: &str,
+    rounds: usize,
+    policy: impl Fn() -> Result<Policy>,
+    measure: impl Fn(Policy) -> Result<Flood>,
+) -> Result<Flood> {
+    let (mut requests, mut calls, mut server) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let seen = measure(policy()?)?;
+        println!(
+            "  {:.0} requests/s by {:.0} calls/s, {:.2} us of the server each",
+            seen.requests_per_second, seen.calls_per_second, seen.server_us
+        );
+        requests.push(seen.requests_per_second);
+        calls.push(seen.calls_per_second);
+        server.push(seen.server_us);
+    }
+    let seen = Flood {
+        requests_per_second: median(requests),
+        calls_per_second: median(calls),
+        server_us: median(server),
+    };
+    report.figure(&format!("{name}, requests/s"), seen.requests_per_second);
+    report.figure(&format!("{name}, calls/s"), seen.calls_per_second);
+    report.figure(&format!("{name}, us of the server"), seen.server_us);
+    Ok(seen)
+}
+
+/// One user, four limits that are never reached.
+fn hot_subject(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let seen =
+        floods(report, "hot subject", rounds, || some_limits(4), |policy| flood(policy, 1, duration, true))?;
+    let (requests, calls) = (seen.requests_per_second, seen.calls_per_second);
+    report.bar("one subject with 4 limits, requests/s", requests, requests >= 300_000.0, ">= 300,000");
+    report.bar("one subject with 4 limits, calls/s", calls, calls <= 4_000.0, "<= 4,000");
+    Ok(())
+}
+
+/// A million users, each with a limit of their own and one that all share.
+fn own_and_shared(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let policy = || Ok(with_shared(large()?, large()?));
+    floods(report, "own and shared", rounds, policy, |policy| flood(policy, 1_000_000, duration, true))?;
+    Ok(())
+}
+
+/// One user with four limits, one of which is used up.
+fn flood_on_one_of_four(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let policy = || {
+        let mut parts = some_limits(4)?.parts().clone();
+        parts.limits[3].limit = small()?;
+        Ok(Policy::new(parts))
+    };
+    let seen =
+        floods(report, "flood on one of four", rounds, policy, |policy| flood(policy, 1, duration, false))?;
+    let calls = seen.calls_per_second;
+    report.bar("flood that one of 4 limits denies, calls/s", calls, calls <= 50.0, "<= 50");
+    Ok(())
+}
+
+/// Ten thousand users, and a limit that all share and that is used up.
+fn flood_on_a_shared_key(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let policy = || Ok(with_shared(large()?, small()?));
+    let seen = floods(report, "flood on a shared key", rounds, policy, |policy| {
+        flood(policy, 10_000, duration, false)
+    })?;
+    let calls = seen.calls_per_second;
+    report.bar("flood of 10,000 users on one exhausted key, calls/s", calls, calls <= 50.0, "<= 50");
+    Ok(())
+}
+
+/// A limit that is never reached.
+fn large() -> Result<Limit> {
+    Ok(Limit::TokenBucket(TokenBucket::new(1_000_000_000, Rate::per_second(1_000_000_000))?))
+}
+
+/// A limit that is used up at once.
+fn small() -> Result<Limit> {
+    Ok(Limit::TokenBucket(TokenBucket::new(5, Rate::per_minute(5))?))
+}
+
+/// A limit for each address, and one for all together.
+fn with_shared(own: Limit, shared: Limit) -> Policy {
+    let of_all = KeySpec(vec![vec![KeyPart::Global]]);
+    let rules = vec![
+        rule("own".to_owned(), Match::default(), 0),
+        Rule { key: of_all, ..rule("shared".to_owned(), Match::default(), 1) },
+    ];
+    let limits = [("own", own), ("shared", shared)].map(|(name, limit)| RuleLimit {
+        scope: format!("token_bucket:{name}").into(),
+        limit,
+        candidate: None,
+    });
+    Policy::new(PolicyParts { rules, limits: limits.to_vec(), ipv6_prefix: 64, ..PolicyParts::default() })
 }
 
 fn rule(name: String, matching: Match, limit: usize) -> Rule {
@@ -237,9 +408,14 @@ fn several(report: &mut Report, rounds: usize, duration: Duration) -> Result<()>
 }
 
 async fn ask(limiter: &PolicyLimiter, number: u64) -> Result<()> {
-    let ip = IpAddr::from(((number % 1_000_000) as u32 | 0x0a00_0000).to_be_bytes());
-    let request = Descriptors { ip: Some(ip), ..Descriptors::default() };
-    let verdict = limiter.check(&request, 1).await;
+    let verdict = check(limiter, number % 1_000_000).await;
     ensure!(verdict.is_admitted(), "a limit that is never reached was reached");
     Ok(())
+}
+
+/// A request of a user, by address.
+async fn check(limiter: &PolicyLimiter, user: u64) -> PolicyVerdict {
+    let ip = IpAddr::from((user as u32 | 0x0a00_0000).to_be_bytes());
+    let request = Descriptors { ip: Some(ip), ..Descriptors::default() };
+    limiter.check(&request, 1).await
 }

@@ -524,7 +524,7 @@ impl Loaded {
 
     /// Counts what was decided.
     pub(crate) fn count(&self, verdict: &PolicyVerdict) {
-        for (check, decided) in verdict.selection.checks.iter().zip(&verdict.verdicts) {
+        for (_, check, decided) in verdict.known() {
             if let Some(answers) = self.answers.get(check.rule) {
                 answers.count(check.role, check.is_candidate, decided.is_admitted());
             }

@@ -53,7 +53,7 @@ pub use engine::redis::{
     RedisConfig, RedisDriver, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl,
     StoreUrlError, TlsConfig, Version, Wanted,
 };
-pub use engine::{Check, RateLimiter};
+pub use engine::{Check, Decisions, RateLimiter};
 pub use guard::{
     Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, LimitSettings,
     OnFailure, Share, ShareError, Verdict,

@@ -51,11 +51,11 @@ impl Engine {
     }
 
     /// Takes from several limits of this engine, or from none if one that is binding denies. The verdicts are in the order of the
-    /// checks.
-    pub async fn acquire_all(&self, checks: &[Check<'_, Limiter>]) -> SmallVec<[Verdict; 4]> {
+    /// checks. None: another limit is known to deny, and this one was not asked.
+    pub async fn acquire_all(&self, checks: &[Check<'_, Limiter>]) -> SmallVec<[Option<Verdict>; 4]> {
         // Alone, a limit may borrow, remember and go together with others who ask for it.
         if let [only] = checks {
-            return SmallVec::from_iter([only.limiter.acquire(only.key, only.ask).await]);
+            return SmallVec::from_iter([Some(only.limiter.acquire(only.key, only.ask).await)]);
         }
         match self {
             Self::Memory(engine) => {
@@ -66,7 +66,7 @@ impl Engine {
                     Limiter::Redis(_) => None,
                 });
                 let checks: SmallVec<[_; 4]> = checks.collect();
-                engine.acquire_all(&checks).into_iter().map(Verdict::exact).collect()
+                engine.acquire_all(&checks).into_iter().map(|it| Some(Verdict::exact(it))).collect()
             }
             Self::Redis(guard) => {
                 let checks = checks.iter().filter_map(|it| match it.limiter {

@@ -45,8 +45,8 @@ impl std::fmt::Debug for PolicyLimiter {
 pub struct PolicyVerdict {
     /// Which limits it was checked against.
     pub selection: Selection,
-    /// By check; empty where none was made.
-    pub verdicts: SmallVec<[Verdict; 4]>,
+    /// By check; empty where none was made. None: another limit is known to deny, and this one was not asked.
+    pub verdicts: SmallVec<[Option<Verdict>; 4]>,
 }
 
 /// Whether a request may go ahead.
@@ -152,7 +152,7 @@ impl PolicyLimiter {
         if is_explained {
             for it in &selection.checks {
                 let verdict = self.limiters[it.limit].peek(&selection.subjects[it.subject], ask(it)).await;
-                verdicts.push(verdict);
+                verdicts.push(Some(verdict));
             }
         }
         PolicyVerdict { selection, verdicts }
@@ -233,12 +233,22 @@ fn ask(check: &RuleCheck) -> Ask {
 }
 
 impl PolicyVerdict {
+    /// The checks whose verdicts are known, with their numbers.
+    pub fn known(&self) -> impl Iterator<Item = (usize, &RuleCheck, &Verdict)> {
+        let checks = self.selection.checks.iter().zip(&self.verdicts).enumerate();
+        checks.filter_map(|(number, (check, verdict))| Some((number, check, verdict.as_ref()?)))
+    }
+
+    /// Whether all verdicts are known. If not, a denied request may have to wait for longer than is known.
+    pub fn is_whole(&self) -> bool {
+        self.verdicts.iter().all(Option::is_some)
+    }
+
     /// The checks that decide, with their verdicts and numbers.
     fn enforced(&self) -> impl Iterator<Item = (usize, &Verdict)> {
-        let checks = self.selection.checks.iter().zip(&self.verdicts).enumerate();
-        checks
-            .filter(|(_, (check, _))| check.role == Role::Enforced)
-            .map(|(number, (_, verdict))| (number, verdict))
+        self.known()
+            .filter(|(_, check, _)| check.role == Role::Enforced)
+            .map(|(number, _, verdict)| (number, verdict))
     }
 
     /// Whether the request may go ahead.
@@ -277,7 +287,7 @@ impl PolicyVerdict {
     /// On what ground it was decided: that of the limit that denies, or else the weakest of all.
     pub fn basis(&self) -> Basis {
         match self.outcome() {
-            PolicyOutcome::Denied { by } => self.verdicts[by].basis,
+            PolicyOutcome::Denied { by } => self.verdicts[by].map_or(Basis::Exact, |verdict| verdict.basis),
             PolicyOutcome::Admitted { .. } | PolicyOutcome::Refused(_) => self
                 .enforced()
                 .map(|(_, verdict)| verdict.basis)

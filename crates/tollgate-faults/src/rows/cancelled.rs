@@ -88,7 +88,7 @@ async fn request(engine: Arc<RedisEngine>, limiter: Arc<RedisLimiter>, mut rando
         let keys = TAGS.map(|tag| key(tag, user));
         let checks = keys.each_ref().map(|key| Check::of(&*limiter, key, 1));
         match tokio::time::timeout(patience, engine.acquire_all(&checks)).await {
-            Ok(Ok(decisions)) => admitted += u64::from(decisions.iter().all(|it| it.is_admitted())),
+            Ok(Ok(decisions)) => admitted += u64::from(decisions.iter().flatten().all(|it| it.is_admitted())),
             Ok(Err(_)) => {}
             Err(_) => left += 1,
         }

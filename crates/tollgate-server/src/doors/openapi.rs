@@ -274,6 +274,8 @@ fn policy_schemas() -> Value {
                 "basis": { "$ref": "#/components/schemas/Basis" },
                 "skippedRules": { "type": "array", "items": { "type": "string" },
                     "description": "Rules that match and were not checked, because the request has none of their keys" },
+                "retryAfterIsLowerBound": { "const": true,
+                    "description": "Only the limit that denies was looked at: the others may need a longer wait" },
                 "unmatched": { "const": true, "description": "No rule applied, and no default" },
                 "unverifiedToken": { "type": "string" },
                 "unverifiedApiKey": { "const": true },

@@ -10,7 +10,7 @@ pub(crate) mod redis;
 mod several;
 pub(crate) mod sync;
 
-pub use several::Check;
+pub use several::{Check, Decisions};
 
 /// A limit over the keys of some engine: what every door calls, wherever the state lives.
 ///

@@ -1,7 +1,7 @@
 //! Several limits at once, wherever their states are.
 
 use smallvec::SmallVec;
-use tollgate_core::{Ask, Micros};
+use tollgate_core::{Ask, Decision, Micros};
 
 /// One of several limits.
 #[derive(Debug)]
@@ -30,6 +30,9 @@ impl<L> Clone for Check<'_, L> {
 }
 
 impl<L> Copy for Check<'_, L> {}
+
+/// What was decided on several limits, in the order of the checks. None: another limit is known to deny, and this one was not asked.
+pub type Decisions = SmallVec<[Option<Decision>; 4]>;
 
 /// Checks in which no state stands twice, and by number which of them each of those that were asked for is.
 pub(super) struct Merged<'a, L> {

@@ -10,11 +10,13 @@ use crate::engine::redis::{RedisLimiter, StoreError};
 
 /// In the order of the checks.
 type Verdicts = SmallVec<[Verdict; 4]>;
+/// The same. None: another limit is known to deny, and this one was not asked.
+type KnownVerdicts = SmallVec<[Option<Verdict>; 4]>;
 
 impl Guard {
     /// Takes from several limits of this guard, or from none if one that is binding denies. The store decides on all of them: nothing is
     /// borrowed here.
-    pub async fn acquire_all(&self, checks: &[Check<'_, GuardedLimiter>]) -> Verdicts {
+    pub async fn acquire_all(&self, checks: &[Check<'_, GuardedLimiter>]) -> KnownVerdicts {
         let asked: SmallVec<[Check<'_, RedisLimiter>; 4]> = checks
             .iter()
             .map(|it| Check {
@@ -27,9 +29,9 @@ impl Guard {
         match self.engine().acquire_all(&asked).await {
             Ok(decisions) => {
                 self.0.shared.note_decision();
-                decisions.into_iter().map(Verdict::exact).collect()
+                decisions.into_iter().map(|decision| decision.map(Verdict::exact)).collect()
             }
-            Err(why) => self.without_store(checks, &why),
+            Err(why) => self.without_store(checks, &why).into_iter().map(Some).collect(),
         }
     }
 

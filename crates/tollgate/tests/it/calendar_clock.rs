@@ -55,6 +55,7 @@ fn calendar_quotas_go_by_the_stores_time_however_wrong_the_nodes_clock_is() {
             let other = engine.limiter("more", *limiter.limit());
             let both = [check, Check { limiter: &other, ..check }];
             let decisions = engine.acquire_all(&both).await.unwrap();
+            let decisions: Vec<_> = decisions.into_iter().flatten().collect();
             assert!(decisions.iter().all(|it| it.is_admitted() && it.remaining == 2), "{decisions:?}");
             limiter.refund("user:2", 1, decisions[0].at).await.unwrap();
             assert_eq!(limiter.remaining("user:2").await.unwrap(), 3);
@@ -81,6 +82,7 @@ fn a_store_whose_clock_is_set_goes_on_in_its_new_period_without_a_failure() {
         clock.step(80 * DAY_US);
         let other = engine.limiter("more", *limiter.limit());
         let decisions = engine.acquire_all(&[check, Check { limiter: &other, ..check }]).await.unwrap();
+        let decisions: Vec<_> = decisions.into_iter().flatten().collect();
         assert!(decisions.iter().all(|it| it.is_admitted()), "{decisions:?}");
         assert_no_failure(&engine);
     });

@@ -47,7 +47,7 @@ fn a_denied_request_takes_no_permit_in_any_slot() {
             let checks: Vec<_> =
                 all.iter().zip(permits).map(|(key, it)| Check::of(&limiter, key, it)).collect();
             let decisions = engine.acquire_all(&checks).await.unwrap();
-            decisions.iter().map(|it| it.is_admitted()).collect::<Vec<_>>()
+            decisions.iter().flatten().map(|it| it.is_admitted()).collect::<Vec<_>>()
         };
         assert_eq!(take([10, 20, 30]).await, [true; 3]);
         assert_eq!(remaining(&limiter, &all).await, [90, 80, 70]);
@@ -60,7 +60,8 @@ fn a_denied_request_takes_no_permit_in_any_slot() {
         assert_eq!(take([1, 101, 1]).await, [true, false, true]);
         let shadow = Check { is_binding: false, ..Check::of(&limiter, three, 71) };
         let decisions = engine.acquire_all(&[Check::of(&limiter, one, 1), shadow]).await.unwrap();
-        assert!(decisions[0].is_admitted() && !decisions[1].is_admitted());
+        let admitted: Vec<_> = decisions.iter().flatten().map(|it| it.is_admitted()).collect();
+        assert_eq!(admitted, [true, false]);
         assert_eq!(remaining(&limiter, &all).await, [89, 80, 70]);
     });
 }

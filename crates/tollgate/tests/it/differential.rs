@@ -755,6 +755,7 @@ fn several_with(logs: LogStorage) {
                     })
                     .collect();
                 let redis = home.engine.acquire_all(&checks).await.unwrap();
+                let redis: Vec<_> = redis.into_iter().flatten().collect();
                 let checks: Vec<_> = checks
                     .iter()
                     .zip(&all)

@@ -6,6 +6,7 @@ mod cancelled; // reservations that are cancelled before they start
 mod check_sets; // several limits of one request, in different slots of a cluster
 mod differential; // memory and Redis decide alike, step by step
 mod exact; // many nodes on one key admit exactly the limit
+mod exact_sets; // the same for requests with several limits
 mod failover; // primaries that change under load
 mod floods; // new keys by the thousand, in memory
 mod guard; // answers without the store
@@ -16,6 +17,7 @@ mod memory; // the memory engine: floods, expiry, threads
 mod overload; // stores that can be reached but do not decide
 mod panics; // callers that panic
 mod partial; // outages of some servers of a cluster
+mod sets; // several limits of one request, on one server
 mod store; // stores that are missing, refusing, forgetful
 
 mod limits; // what the others share

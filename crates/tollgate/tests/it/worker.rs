@@ -42,6 +42,12 @@ impl Worker {
         key: &str,
         skew_secs: u64,
     ) -> Self {
+        let told = format!("{url}\n{limit}\n{key}");
+        Self::start_as("worker::hammer", directory, number, &told, skew_secs)
+    }
+
+    /// Starts this test program with one test, which is told some lines and the name of a file to write.
+    pub(crate) fn start_as(test: &str, directory: &Path, number: usize, told: &str, skew_secs: u64) -> Self {
         let output = directory.join(format!("worker-{number}"));
         let mut command = match skew_secs {
             0 => Command::new(std::env::current_exe().unwrap()),
@@ -52,54 +58,71 @@ impl Worker {
                 command
             }
         };
-        command.args(["worker::hammer", "--exact", "--nocapture"]);
-        command.env(WORKER, format!("{url}\n{limit}\n{key}\n{}", output.display()));
+        command.args([test, "--exact", "--nocapture"]);
+        command.env(WORKER, format!("{told}\n{}", output.display()));
         Self { process: Process::start(&command), output }
     }
 
     /// Everything it saw.
-    pub(crate) fn finish(mut self) -> Vec<Seen> {
+    pub(crate) fn finish(self) -> Vec<Seen> {
+        let seen =
+            |numbers: Vec<u64>| Seen { at: numbers[0], denied: numbers[1] == 1, remaining: numbers[2] };
+        self.finish_lines().into_iter().map(seen).collect()
+    }
+
+    /// The numbers of each line that it wrote.
+    pub(crate) fn finish_lines(mut self) -> Vec<Vec<u64>> {
         wait_at_most(Duration::from_secs(60), "the worker ends", || self.process.has_ended());
         let text = std::fs::read_to_string(&self.output).unwrap_or_default();
         assert!(text.ends_with("end\n"), "a worker failed: {text:.2000}");
-        text.lines()
-            .filter(|line| *line != "end")
-            .map(|line| {
-                let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
-                Seen { at: numbers[0], denied: numbers[1] == 1, remaining: numbers[2] }
-            })
-            .collect()
+        let numbers = |line: &str| line.split(' ').map(|number| number.parse().unwrap()).collect();
+        text.lines().filter(|line| *line != "end").map(numbers).collect()
     }
 }
 
-/// Only in a process that was started for it.
-#[test]
-fn hammer() {
-    let Ok(told) = std::env::var(WORKER) else { return };
-    let [url, limit, key, output] = told.lines().collect::<Vec<_>>().try_into().unwrap();
-    let seen = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(hammer_key(url, named_limit(limit), key));
+/// What a process was told that was started as a worker: some lines, the last of which is the name of a file to write.
+pub(crate) fn told<const N: usize>() -> Option<[String; N]> {
+    let told = std::env::var(WORKER).ok()?;
+    told.lines().map(str::to_owned).collect::<Vec<_>>().try_into().ok()
+}
+
+/// Writes what a worker saw.
+pub(crate) fn write_seen(output: &str, seen: Result<Vec<String>, String>) {
     let mut file = BufWriter::new(std::fs::File::create(output).unwrap());
     match seen {
-        Ok(seen) => {
-            for Seen { at, denied, remaining } in seen {
-                writeln!(file, "{at} {} {remaining}", u8::from(denied)).unwrap();
-            }
+        Ok(lines) => {
+            lines.iter().for_each(|line| writeln!(file, "{line}").unwrap());
             writeln!(file, "end").unwrap();
         }
         Err(why) => writeln!(file, "{why}").unwrap(),
     }
 }
 
-async fn hammer_key(url: &str, limit: Limit, key: &str) -> Result<Vec<Seen>, String> {
+/// An engine that waits rather than fails: everything that is asked must be decided.
+pub(crate) fn patient_engine(url: &str) -> Result<RedisEngine, String> {
     let mut config = RedisConfig::new(url.parse().map_err(|why| format!("{why}"))?);
     config.deadline = Duration::from_secs(20);
     config.connect_timeout = Duration::from_secs(20);
     let (engine, driver) = RedisEngine::new(config);
     tokio::spawn(driver.run());
+    Ok(engine)
+}
+
+/// Only in a process that was started for it.
+#[test]
+fn hammer() {
+    let Some([url, limit, key, output]) = told() else { return };
+    let seen = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(hammer_key(&url, named_limit(&limit), &key));
+    let line = |Seen { at, denied, remaining }| format!("{at} {} {remaining}", u8::from(denied));
+    write_seen(&output, seen.map(|seen| seen.into_iter().map(line).collect()));
+}
+
+async fn hammer_key(url: &str, limit: Limit, key: &str) -> Result<Vec<Seen>, String> {
+    let engine = patient_engine(url)?;
     let limiter = engine.limiter(limit.algorithm().as_lowercase(), limit);
     // Long enough for the burst, and for as much again to come back.
     let end = Instant::now() + Duration::from_millis(1_500);

@@ -31,10 +31,10 @@ pub(in crate::doors) fn verdict_response(
     let headers = response.headers_mut();
     let limits = policy.limiter.policy().limits();
     let tightest = verdict.tightest();
-    let enforced = verdict.selection.checks.iter().zip(&verdict.verdicts).enumerate();
-    let standings: Vec<_> = enforced
-        .filter(|(_, (check, _))| check.role == Role::Enforced)
-        .map(|(number, (check, verdict))| Standing {
+    let standings: Vec<_> = verdict
+        .known()
+        .filter(|(_, check, _)| check.role == Role::Enforced)
+        .map(|(number, check, verdict)| Standing {
             name: &limits[check.limit].scope,
             limit: &limits[check.limit].limit,
             decision: &verdict.decision,
@@ -44,7 +44,8 @@ pub(in crate::doors) fn verdict_response(
     standing_headers(headers, &standings);
     headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis().as_str()));
     if let PolicyOutcome::Denied { by } = verdict.outcome()
-        && let outcome @ Outcome::Denied { .. } = verdict.verdicts[by].decision.outcome
+        && let Some(Verdict { decision, .. }) = verdict.verdicts[by]
+        && let outcome @ Outcome::Denied { .. } = decision.outcome
     {
         headers.insert(RETRY_AFTER, HeaderValue::from(outcome.retry().as_secs_ceil()));
     }
@@ -80,7 +81,7 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
     body.insert("rule".into(), json!(rule.and_then(|rule| rules.rule(rule)).map(|rule| &rule.name)));
     body.insert("code".into(), json!(code));
     body.insert("message".into(), json!(message));
-    let decision = tightest.map(|number| verdict.verdicts[number].decision);
+    let decision = tightest.and_then(|number| verdict.verdicts[number]).map(|it| it.decision);
     body.insert("limit".into(), json!(decision.map(|it| it.limit)));
     body.insert("remaining".into(), json!(decision.map(|it| it.remaining)));
     body.insert("resetAfterSeconds".into(), json!(decision.map_or(0, |it| it.reset.as_secs_ceil())));
@@ -91,9 +92,11 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
     let delay = if let PolicyOutcome::Admitted { delay } = outcome { delay.as_millis_ceil() } else { 0 };
     body.insert("delayMillis".into(), json!(delay));
     body.insert("basis".into(), json!(verdict.basis().as_str()));
-    let checks = verdict.selection.checks.iter().zip(&verdict.verdicts);
-    let limits: Vec<_> = checks.map(|(check, it)| Value::Object(limit(policy, verdict, check, it))).collect();
-    body.insert("limits".into(), json!(limits));
+    let limits = verdict.known().map(|(_, check, it)| Value::Object(limit(policy, verdict, check, it)));
+    body.insert("limits".into(), limits.collect());
+    if !verdict.is_whole() {
+        body.insert("retryAfterIsLowerBound".into(), json!(true));
+    }
     let selection = &verdict.selection;
     if !selection.skipped.is_empty() {
         let names = selection.skipped.iter().filter_map(|number| Some(&rules.rule(*number)?.name));
@@ -173,7 +176,7 @@ pub(in crate::doors) fn explanation(
     explained["unknownTier"] = json!(selection.unknown_tier);
     explained["policy"] = json!(policy.version);
     if let Some(limits) = explained["limits"].as_array_mut() {
-        for ((body, check), it) in limits.iter_mut().zip(&selection.checks).zip(&verdict.verdicts) {
+        for (body, (_, check, it)) in limits.iter_mut().zip(verdict.known()) {
             let limit = &rules.limits()[check.limit];
             body["scope"] = json!(limit.scope);
             body["arithmetic"] = json!(arithmetic(&limit.limit, check.cost, it));

@@ -4,42 +4,33 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::time::Instant;
-use tollgate_core::{Limit, Micros, Outcome};
+use tollgate_core::{Outcome, Timestamp};
 
-use super::Inner;
 use super::driver::Tasks;
 use super::error::StoreError;
-use super::lines::{Batch, Done, Lent, LineKey, Remembered, Step};
+use super::lines::{Batch, Done, Lent, LineKey, Remembered, Step, Waiter};
 use super::node::Bearings;
-use super::replay::{Told, out_of_turn, replay};
+use super::replay::{Memory, SetsTold, Told, out_of_turn, replay, replay_sets};
 use super::routes::Reply;
 use super::script::{self, Change, Doubt, Question};
+use super::set::{CheckSet, Member, SetAnswer, SetBatch, SetCall};
+use super::{Inner, RedisLimiter};
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
 pub(super) struct Call {
-    pub(super) turn: Turn,
-    pub(super) limit: Limit,
-    /// For each call.
-    pub(super) deadline: Duration,
-    /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
-    pub(super) distrust: Option<Micros>,
+    turn: Turn,
+    limiter: RedisLimiter,
 }
 
 /// The right to make calls for a key. However it ends, the key is free afterwards.
-pub(super) struct Turn {
+struct Turn {
     inner: Arc<Inner>,
     line: LineKey,
     is_over: bool,
-}
-
-impl Turn {
-    pub(super) fn new(inner: &Arc<Inner>, line: LineKey) -> Self {
-        Self { inner: Arc::clone(inner), line, is_over: false }
-    }
 }
 
 impl Drop for Turn {
@@ -52,39 +43,81 @@ impl Drop for Turn {
 }
 
 impl Call {
+    pub(super) fn new(limiter: &RedisLimiter, line: LineKey) -> Self {
+        let turn = Turn { inner: Arc::clone(&limiter.inner), line, is_over: false };
+        Self { turn, limiter: limiter.clone() }
+    }
+
     /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
-    pub(super) async fn lead(mut self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
+    pub(super) async fn lead(self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
         let (answers, told) = self.make(&[step], deadline).await;
-        let batch = self.next(told);
-        if !batch.is_empty() {
-            let tasks = self.turn.inner.tasks.clone();
-            tasks.hand_over(self.follow(batch));
-        }
+        self.end(told);
         answers.map(|answers| answers.into_iter().next().unwrap_or(Done::Changed))
+    }
+
+    /// After a caller's own call: who has come meanwhile is left to the driver.
+    fn end(mut self, told: Option<Remembered>) {
+        match self.next(told) {
+            Batch::Nobody => {}
+            batch @ (Batch::Steps(_) | Batch::Sets(_)) => {
+                let tasks = self.turn.inner.tasks.clone();
+                tasks.hand_over(self.follow(batch));
+            }
+        }
     }
 
     /// The calls for those who have waited.
     async fn follow(mut self, mut batch: Batch) {
         loop {
-            let steps: Vec<_> = batch.iter().map(|waiter| waiter.step.clone()).collect();
-            let (answers, told) = self.make(&steps, Instant::now() + self.deadline).await;
-            match answers {
-                Ok(answers) => {
-                    let mut answers = answers.into_iter();
-                    for waiter in batch {
-                        // Who has left meanwhile has paid: it was decided.
-                        let _ = waiter.answer.send(Ok(answers.next().unwrap_or(Done::Changed)));
-                    }
-                }
-                Err(why) => {
-                    for waiter in batch {
-                        let _ = waiter.answer.send(Err(why.clone()));
-                    }
+            let told = match batch {
+                Batch::Nobody => return,
+                Batch::Steps(waiters) => self.answer(waiters).await,
+                Batch::Sets(sets) => self.answer_sets(sets).await,
+            };
+            batch = self.next(told);
+        }
+    }
+
+    async fn answer(&self, waiters: Vec<Waiter>) -> Option<Remembered> {
+        let steps: Vec<_> = waiters.iter().map(|waiter| waiter.step.clone()).collect();
+        let (answers, told) = self.make(&steps, Instant::now() + self.limiter.deadline()).await;
+        match answers {
+            Ok(answers) => {
+                let mut answers = answers.into_iter();
+                for waiter in waiters {
+                    // Who has left meanwhile has paid: it was decided.
+                    let _ = waiter.answer.send(Ok(answers.next().unwrap_or(Done::Changed)));
                 }
             }
-            batch = self.next(told);
-            if batch.is_empty() {
-                return;
+            Err(why) => {
+                for waiter in waiters {
+                    let _ = waiter.answer.send(Err(why.clone()));
+                }
+            }
+        }
+        told
+    }
+
+    async fn answer_sets(&self, batch: SetBatch) -> Option<Remembered> {
+        let (inner, line) = (&self.turn.inner, &self.turn.line);
+        let call = SetCall::of(&batch, line);
+        let asked = inner.ask_sets(&call, Instant::now() + self.limiter.deadline()).await;
+        match asked {
+            Ok(asked) => {
+                let told = asked.remembered(&call, |member| member.is_of(line));
+                let waiters = batch.groups.into_iter().flat_map(|group| group.waiters);
+                for (waiter, answer) in waiters.zip(asked.answers) {
+                    if let Err(Ok(undelivered)) = waiter.answer.send(Ok(answer)) {
+                        waiter.set.give_back(&undelivered);
+                    }
+                }
+                told
+            }
+            Err(why) => {
+                for waiter in batch.groups.into_iter().flat_map(|group| group.waiters) {
+                    let _ = waiter.answer.send(Err(why.clone()));
+                }
+                None
             }
         }
     }
@@ -92,12 +125,16 @@ impl Call {
     /// After a call: answers those whose denial is known now, and says who goes in the next call.
     fn next(&mut self, told: Option<Remembered>) -> Batch {
         let inner = &self.turn.inner;
-        let next = inner.lines.next(&self.turn.line, &self.limit, told, Instant::now());
-        self.turn.is_over = next.batch.is_empty();
-        inner.counters.remembered.fetch_add(next.denied.len() as u64, Ordering::Relaxed);
+        let next = inner.lines.next(&self.turn.line, self.limiter.limit(), told, Instant::now());
+        self.turn.is_over = matches!(next.batch, Batch::Nobody);
+        let known = next.denied.len() + next.denied_sets.len();
+        inner.counters.remembered.fetch_add(known as u64, Ordering::Relaxed);
+        // Who has left meanwhile has taken nothing.
         for (waiter, decision) in next.denied {
-            // Who has left meanwhile has taken nothing.
             let _ = waiter.answer.send(Ok(Done::Answered(decision, None)));
+        }
+        for (waiter, answer) in next.denied_sets {
+            let _ = waiter.answer.send(Ok(answer));
         }
         next.batch
     }
@@ -110,11 +147,13 @@ impl Call {
     ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
         let key = &*self.turn.line.key;
         let slot = self.turn.inner.routes.slot(key);
-        let (limit, logs) = (&self.limit, self.turn.inner.logs);
+        let (limit, logs) = (self.limiter.limit(), self.turn.inner.logs);
         let change = match steps {
             [Step::Reset] => self.turn.inner.call(key, slot, deadline, |_| script::forget(key)).await,
             [Step::Change(it)] => {
-                let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, self.distrust, to), to);
+                let say = |to| {
+                    script::change(limit, logs, key, *it, Doubt::of(limit, self.limiter.distrust(), to), to)
+                };
                 self.turn.inner.call(key, slot, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
@@ -132,7 +171,7 @@ impl Call {
         slot: u16,
         deadline: Instant,
     ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
-        let (key, limit, logs) = (&*self.turn.line.key, &self.limit, self.turn.inner.logs);
+        let (key, limit, logs) = (&*self.turn.line.key, self.limiter.limit(), self.turn.inner.logs);
         let questions: Vec<_> = steps
             .iter()
             .filter_map(|step| match step {
@@ -145,7 +184,7 @@ impl Call {
         // That of the server that has answered: each one that is tried has its own.
         let doubt = Mutex::new(None);
         let say = |to: Bearings| {
-            let doubted = Doubt::of(limit, self.distrust, to);
+            let doubted = Doubt::of(limit, self.limiter.distrust(), to);
             *doubt.lock() = doubted;
             script::ask(limit, logs, key, &questions, doubted, to)
         };
@@ -160,7 +199,7 @@ impl Call {
                 let last_take = questions.iter().rposition(|question| question.takes());
                 let denied = last_take
                     .is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
-                let told = denied.then_some(Remembered { memory, at: now, sent, received });
+                let told = denied.then_some(Remembered { memory, verdict: None, at: now, sent, received });
                 let answers = questions.iter().zip(decisions).map(|(question, decision)| {
                     let lent = grant.filter(|_| matches!(question, Question::Borrow(..)));
                     Done::Answered(decision, lent.map(|grant| Box::new(Lent { grant, sent: asked })))
@@ -172,6 +211,86 @@ impl Call {
                 (Err(why), None)
             }
         }
+    }
+}
+
+/// The call of a set by the caller who found its lines free.
+pub(super) struct SetLead {
+    set: Arc<CheckSet>,
+    /// For each of its lines that was free.
+    calls: SmallVec<[Call; 4]>,
+}
+
+impl SetLead {
+    /// `held` are the members whose lines were free, by number.
+    pub(super) fn new(set: &Arc<CheckSet>, held: &[usize]) -> Self {
+        let calls = held.iter().map(|number| {
+            let member = &set.members[*number];
+            Call::new(&member.limiter, member.line())
+        });
+        Self { calls: calls.collect(), set: Arc::clone(set) }
+    }
+
+    /// The call. Who has come meanwhile is left to the driver.
+    pub(super) async fn lead(self, inner: &Inner, deadline: Instant) -> Result<SetAnswer, StoreError> {
+        let call = SetCall::one(&self.set);
+        let asked = inner.ask_sets(&call, deadline).await;
+        for turn in self.calls {
+            let line = &turn.turn.line;
+            let told = asked.as_ref().ok().and_then(|it| it.remembered(&call, |member| member.is_of(line)));
+            turn.end(told);
+        }
+        let answer = asked?.answers.pop();
+        answer.ok_or_else(|| StoreError::protocol("a set without an answer"))
+    }
+}
+
+/// What a call on sets has told, and between which instants.
+pub(super) struct SetsAsked {
+    /// In the order of the call.
+    pub(super) answers: Vec<SetAnswer>,
+    memories: Vec<Memory>,
+    now: Timestamp,
+    sent: Instant,
+    received: Instant,
+}
+
+impl SetsAsked {
+    /// What is to be remembered of a key, if it denied the last set.
+    fn remembered(&self, call: &SetCall<'_>, is_key: impl Fn(&Member) -> bool) -> Option<Remembered> {
+        let (group, answer) = call.groups.last().zip(self.answers.last())?;
+        let number = group.set.members.iter().position(is_key)?;
+        let is_denied = matches!(answer.decisions[number]?.outcome, Outcome::Denied { .. });
+        (is_denied && group.set.members[number].is_binding).then(|| Remembered {
+            memory: self.memories[group.states[number]].clone(),
+            verdict: Some((Arc::clone(group.set), answer.clone())),
+            at: self.now,
+            sent: self.sent,
+            received: self.received,
+        })
+    }
+}
+
+impl Inner {
+    /// One call on sets whose keys are in one slot.
+    async fn ask_sets(&self, call: &SetCall<'_>, deadline: Instant) -> Result<SetsAsked, StoreError> {
+        // An error is told of the first key, whichever of them it was.
+        let key = call.states.first().map_or("", |member| &*member.key);
+        // Those of the server that has answered: each one that is tried has its own.
+        let doubts = Mutex::new(Vec::new());
+        let say = |to: Bearings| {
+            let doubted = call.states.iter().map(|it| Doubt::of(it.limit(), it.limiter.distrust(), to));
+            let doubted: Vec<_> = doubted.collect();
+            let command = script::ask_sets(call, &doubted, self.logs, to);
+            *doubts.lock() = doubted;
+            command
+        };
+        let Reply { value, sent, received } = self.call(key, self.routes.slot(key), deadline, say).await?;
+        let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
+        self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
+        let SetsTold { answers, memories, now } =
+            replay_sets(call, &doubts.into_inner(), value).inspect_err(|why| self.count_failure(why))?;
+        Ok(SetsAsked { answers, memories, now, sent, received })
     }
 }
 

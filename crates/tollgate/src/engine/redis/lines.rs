@@ -4,9 +4,11 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hashbrown::{Equivalent, HashMap};
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tollgate_core::{Ask, Decision, Grant, Limit, Timestamp};
@@ -14,6 +16,7 @@ use tollgate_core::{Ask, Decision, Grant, Limit, Timestamp};
 use super::error::StoreError;
 use super::replay::Memory;
 use super::script::{Change, Question};
+use super::set::{CheckSet, Member, SetAnswer, SetBatch, SetWaiter};
 use crate::clock::Clock;
 use crate::engine::sync::Lock;
 
@@ -92,14 +95,24 @@ pub(super) struct Waiter {
     pub(super) answer: oneshot::Sender<Answer>,
 }
 
-/// Waiters whose steps go in one call: questions, or one change.
-pub(super) type Batch = Vec<Waiter>;
+/// Who goes in one call.
+#[derive(Default)]
+pub(super) enum Batch {
+    /// Nobody waits.
+    #[default]
+    Nobody,
+    /// Questions on one key, or one change.
+    Steps(Vec<Waiter>),
+    /// Sets that have the key in common.
+    Sets(SetBatch),
+}
 
 /// What follows a call.
 #[derive(Default)]
 pub(super) struct Next {
     /// Who is denied, by what the call has told.
     pub(super) denied: Vec<(Waiter, Decision)>,
+    pub(super) denied_sets: Vec<(SetWaiter, SetAnswer)>,
     /// Who goes in the next call. Nobody: the line is free.
     pub(super) batch: Batch,
 }
@@ -115,6 +128,12 @@ pub(super) struct LineKey {
 struct LookUp<'a> {
     limiter: u32,
     key: &'a str,
+}
+
+impl<'a> LookUp<'a> {
+    fn of(member: &'a Member) -> Self {
+        Self { limiter: member.limiter.id(), key: &member.key }
+    }
 }
 
 impl Equivalent<LineKey> for LookUp<'_> {
@@ -135,9 +154,23 @@ pub(super) enum Entered {
     Full,
 }
 
+/// What became of a set that was brought to the lines of its keys.
+pub(super) enum SetEntered {
+    /// Nobody is asking about these of its keys, by number: the caller does, and then calls [`Lines::next`] for each of them.
+    Lead(SmallVec<[usize; 4]>),
+    /// It will be decided with others.
+    Wait(oneshot::Receiver<Result<SetAnswer, StoreError>>),
+    /// It is known already.
+    Denied(SetAnswer),
+    /// There are too many already.
+    Full,
+}
+
 /// What a call has told of a key, and between which instants.
 pub(super) struct Remembered {
     pub(super) memory: Memory,
+    /// The set that it was asked with, and what was answered.
+    pub(super) verdict: Option<(Arc<CheckSet>, SetAnswer)>,
     pub(super) at: Timestamp,
     pub(super) sent: Instant,
     pub(super) received: Instant,
@@ -168,6 +201,9 @@ struct Line {
     /// A call is in flight. While it is, everybody waits.
     busy: bool,
     waiting: VecDeque<Waiter>,
+    sets: VecDeque<SetWaiter>,
+    /// Whether the last call was for sets: then it is the turn of the others.
+    sets_went: bool,
     remembered: Option<Remembered>,
     /// When that is forgotten.
     end: Option<Instant>,
@@ -185,7 +221,11 @@ impl Lines {
     }
 
     fn shard(&self, key: &str) -> &Lock<Shard> {
-        &self.shards[(self.hash(key) >> 32) as usize % SHARDS]
+        self.shard_of(self.hash(key))
+    }
+
+    fn shard_of(&self, hash: u64) -> &Lock<Shard> {
+        &self.shards[(hash >> 32) as usize % SHARDS]
     }
 
     /// Brings a step to its line.
@@ -199,20 +239,15 @@ impl Lines {
     ) -> Entered {
         let mut shard = self.shard(key).lock();
         let Some(line) = shard.lines.get_mut(&LookUp { limiter, key }) else {
-            if shard.lines.len() >= LINES_MAX {
-                shard.forget(now);
-                // Who is asking now is worth more than what may be asked again.
-                shard.forget_oldest();
-                if shard.lines.len() >= LINES_MAX {
-                    return Entered::Full;
-                }
+            if !shard.make_room(now) {
+                return Entered::Full;
             }
             let line = Line { busy: true, ..Line::default() };
             shard.lines.insert(LineKey { limiter, key: Arc::clone(key) }, line);
             return Entered::Lead;
         };
         if line.busy {
-            if line.waiting.len() >= WAITING_MAX {
+            if line.is_full() {
                 return Entered::Full;
             }
             let (answer, receiver) = oneshot::channel();
@@ -229,13 +264,73 @@ impl Lines {
         Entered::Lead
     }
 
+    /// Brings a set to the lines of its keys. It waits in the first that is busy.
+    pub(super) fn enter_set(&self, set: &Arc<CheckSet>, left: &Arc<AtomicBool>, now: Instant) -> SetEntered {
+        let mut busy = None;
+        for (number, member) in set.members.iter().enumerate() {
+            let shard = self.shard_of(member.hash).lock();
+            let Some(line) = shard.lines.get(&LookUp::of(member)) else { continue };
+            if line.busy {
+                busy = busy.or(Some(number));
+            } else if let Some(remembered) = &line.remembered
+                && let Some(denied) = self.remembering.denies_set(remembered, set, number, now)
+            {
+                return SetEntered::Denied(denied);
+            }
+        }
+        if let Some(member) = busy.map(|number| &set.members[number]) {
+            let mut shard = self.shard_of(member.hash).lock();
+            // It may have become free since.
+            if let Some(line) = shard.lines.get_mut(&LookUp::of(member)).filter(|line| line.busy) {
+                if line.is_full() {
+                    return SetEntered::Full;
+                }
+                let (answer, receiver) = oneshot::channel();
+                let (set, left) = (Arc::clone(set), Arc::clone(left));
+                line.sets.push_back(SetWaiter { set, answer, left });
+                return SetEntered::Wait(receiver);
+            }
+        }
+        let numbers = set.members.iter().enumerate();
+        let held: SmallVec<[usize; 4]> =
+            numbers.filter(|(_, member)| self.hold(member, now)).map(|(number, _)| number).collect();
+        // Somebody else may hold them by now. Then this set goes alone, which is as exact.
+        SetEntered::Lead(held)
+    }
+
+    /// The first member, by number, that is known to deny. They may be in different slots.
+    pub(super) fn known_denial(&self, members: &[Member], now: Instant) -> Option<(usize, Decision)> {
+        members.iter().enumerate().filter(|(_, it)| it.is_binding && it.is_asked()).find_map(
+            |(number, it)| {
+                let shard = self.shard_of(it.hash).lock();
+                let line = shard.lines.get(&LookUp::of(it)).filter(|line| !line.busy)?;
+                let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
+                Some((number, denied))
+            },
+        )
+    }
+
+    /// Makes a key's line busy, if it is not and there is room for another.
+    fn hold(&self, member: &Member, now: Instant) -> bool {
+        let mut shard = self.shard_of(member.hash).lock();
+        if let Some(line) = shard.lines.get_mut(&LookUp::of(member)) {
+            line.remembered = None;
+            return !std::mem::replace(&mut line.busy, true);
+        }
+        let has_room = shard.make_room(now);
+        if has_room {
+            shard.lines.insert(member.line(), Line { busy: true, ..Line::default() });
+        }
+        has_room
+    }
+
     /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the line is free.
     /// Those at the head of the line whose denial is known now need no call.
     pub(super) fn next(&self, key: &LineKey, limit: &Limit, told: Option<Remembered>, now: Instant) -> Next {
         let mut shard = self.shard(&key.key).lock();
         let shard = &mut *shard;
         let Some(line) = shard.lines.get_mut(key) else { return Next::default() };
-        let mut denied = Vec::new();
+        let (mut denied, mut denied_sets) = (Vec::new(), Vec::new());
         if let Some(told) = &told {
             while denied.len() < BATCH_MAX
                 && let Some(Waiter { step: Step::Ask(Question::Take(ask)), .. }) = line.waiting.front()
@@ -244,10 +339,18 @@ impl Lines {
             {
                 denied.push((waiter, decision));
             }
+            while denied_sets.len() < BATCH_MAX
+                && let Some(set) = line.sets.front().map(|waiter| &waiter.set)
+                && let Some(number) = set.number_in(key)
+                && let Some(answer) = self.remembering.denies_set(told, set, number, now)
+                && let Some(waiter) = line.sets.pop_front()
+            {
+                denied_sets.push((waiter, answer));
+            }
         }
-        let batch = line.next_batch(limit);
-        if !batch.is_empty() {
-            return Next { denied, batch };
+        let batch = line.next_batch(key, limit);
+        if !matches!(batch, Batch::Nobody) {
+            return Next { denied, denied_sets, batch };
         }
         line.busy = false;
         match told {
@@ -261,7 +364,7 @@ impl Lines {
             }
         }
         shard.forget(now);
-        Next { denied, batch }
+        Next { denied, denied_sets, batch }
     }
 }
 
@@ -275,9 +378,45 @@ impl Lines {
 }
 
 impl Line {
-    /// Those who wait, as far as their steps go together. Who has left meanwhile is not asked for.
-    fn next_batch(&mut self, limit: &Limit) -> Batch {
-        let mut batch = Batch::new();
+    fn is_full(&self) -> bool {
+        self.waiting.len() + self.sets.len() >= WAITING_MAX
+    }
+
+    /// Those who wait, as far as they go together: steps and sets in turn. Who has left meanwhile is not asked for.
+    fn next_batch(&mut self, key: &LineKey, limit: &Limit) -> Batch {
+        for sets in [!self.sets_went, self.sets_went] {
+            self.sets_went = sets;
+            if sets {
+                let batch = self.next_sets(key);
+                if !batch.is_empty() {
+                    return Batch::Sets(batch);
+                }
+            } else {
+                let batch = self.next_steps(limit);
+                if !batch.is_empty() {
+                    return Batch::Steps(batch);
+                }
+            }
+        }
+        Batch::Nobody
+    }
+
+    fn next_sets(&mut self, key: &LineKey) -> SetBatch {
+        let mut batch = SetBatch::default();
+        while let Some(waiter) = self.sets.pop_front() {
+            if waiter.has_left() {
+                continue;
+            }
+            if let Err(waiter) = batch.add(waiter, key) {
+                self.sets.push_front(waiter);
+                break;
+            }
+        }
+        batch
+    }
+
+    fn next_steps(&mut self, limit: &Limit) -> Vec<Waiter> {
+        let mut batch = Vec::new();
         let mut searches = searches_max(limit);
         while batch.len() < BATCH_MAX
             && let Some(waiter) = self.waiting.pop_front()
@@ -286,7 +425,8 @@ impl Line {
                 continue;
             }
             let alone = !matches!(waiter.step, Step::Ask(_));
-            let is_search = batch.last().is_none_or(|last| last.step != waiter.step) || waiter.step.waits();
+            let is_search =
+                batch.last().is_none_or(|last: &Waiter| last.step != waiter.step) || waiter.step.waits();
             let is_second = waiter.step.borrows() && batch.iter().any(|other| other.step.borrows());
             if (alone && !batch.is_empty()) || (is_search && searches == 0) || is_second {
                 self.waiting.push_front(waiter);
@@ -303,6 +443,15 @@ impl Line {
 }
 
 impl Shard {
+    /// Whether there is room for another line. Who is asking now is worth more than what may be asked again.
+    fn make_room(&mut self, now: Instant) -> bool {
+        if self.lines.len() >= LINES_MAX {
+            self.forget(now);
+            self.forget_oldest();
+        }
+        self.lines.len() < LINES_MAX
+    }
+
     /// Drops the memory that would end first.
     fn forget_oldest(&mut self) {
         while let Some((end, key)) = self.ends.pop_front() {
@@ -329,6 +478,28 @@ impl Shard {
 }
 
 impl Remembering {
+    /// The answer to a set, if what is remembered of one of its keys denies it. An equal set gets the whole answer, any other one only
+    /// what is known.
+    fn denies_set(
+        &self,
+        remembered: &Remembered,
+        set: &CheckSet,
+        number: usize,
+        now: Instant,
+    ) -> Option<SetAnswer> {
+        let member = &set.members[number];
+        if !member.is_binding {
+            return None;
+        }
+        let denied = self.denies(remembered, member.limit(), member.ask, now)?;
+        let mut answer = match &remembered.verdict {
+            Some((asked, answer)) if asked.is_equal(set) => answer.clone(),
+            Some(_) | None => set.denied_by(number, denied),
+        };
+        answer.decisions[number] = Some(denied);
+        Some(answer)
+    }
+
     /// The answer to an ask, if it can be no other than a denial.
     fn denies(&self, remembered: &Remembered, limit: &Limit, ask: Ask, now: Instant) -> Option<Decision> {
         let at = remembered.at.as_micros();
@@ -418,7 +589,8 @@ mod tests {
                 return (None, None);
             }
             let denied = decisions.last().is_some_and(|decision| !decision.is_admitted());
-            let told = denied.then_some(Remembered { memory, at: NOW, sent: now, received: now });
+            let told =
+                denied.then_some(Remembered { memory, verdict: None, at: NOW, sent: now, received: now });
             (Some(decisions), told)
         }
 
@@ -450,13 +622,11 @@ mod tests {
                 let (answers, mut told) = store.call(&[step], now);
                 answers.iter().flatten().for_each(|decision| store.tell(decision));
                 loop {
-                    let Next { denied, batch } = lines.next(key, &store.limit, told.take(), now);
+                    let Next { denied, batch, .. } = lines.next(key, &store.limit, told.take(), now);
                     for (waiter, decision) in denied {
                         let _ = waiter.answer.send(Ok(Done::Answered(decision, None)));
                     }
-                    if batch.is_empty() {
-                        return;
-                    }
+                    let Batch::Steps(batch) = batch else { return };
                     let steps: Vec<_> = batch.iter().map(|waiter| waiter.step.clone()).collect();
                     let (answers, next) = store.call(&steps, now);
                     told = next;

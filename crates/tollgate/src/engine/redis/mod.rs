@@ -20,6 +20,7 @@ mod reach;
 mod replay;
 mod routes;
 mod script;
+mod set;
 mod several;
 mod slot;
 mod takeover;
@@ -35,7 +36,7 @@ use tokio_util::sync::DropGuard;
 use tollgate_core::lease::Lease;
 use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Micros, Standing, Timestamp};
 
-use self::call::{Call, Leading, Turn};
+use self::call::{Call, Leading};
 pub use self::config::{LogStorage, RedisConfig, TlsConfig};
 pub use self::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, News, Version};
 pub use self::driver::RedisDriver;
@@ -151,14 +152,14 @@ impl RedisEngine {
     /// packed log.
     pub fn limiter(&self, scope: &str, limit: Limit) -> RedisLimiter {
         let id = self.0.limiters.fetch_add(1, Ordering::Relaxed);
-        RedisLimiter {
-            inner: Arc::clone(&self.0),
+        let own = Settings {
             limit,
             id,
             deadline: self.0.deadline,
             distrust: None,
             prefix: format!("{KEY_PREFIX}:{scope}{}:", self.0.logs.suffix(&limit)).into(),
-        }
+        };
+        RedisLimiter { inner: Arc::clone(&self.0), own: Arc::new(own) }
     }
 
     /// Whether the store can be asked now, or why not.
@@ -260,10 +261,15 @@ impl Inner {
 #[derive(Clone)]
 pub struct RedisLimiter {
     inner: Arc<Inner>,
+    own: Arc<Settings>,
+}
+
+#[derive(Clone)]
+struct Settings {
     limit: Limit,
     /// Limiters do not share what they remember, even where they share keys.
     id: u32,
-    prefix: Arc<str>,
+    prefix: Box<str>,
     deadline: Duration,
     /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
     distrust: Option<Micros>,
@@ -272,18 +278,34 @@ pub struct RedisLimiter {
 impl RedisLimiter {
     /// The limit.
     pub fn limit(&self) -> &Limit {
-        &self.limit
+        &self.own.limit
     }
 
     /// A number that no other limiter of the engine has, but its clones.
-    pub(crate) const fn id(&self) -> u32 {
-        self.id
+    pub(crate) fn id(&self) -> u32 {
+        self.own.id
+    }
+
+    /// For each check.
+    fn deadline(&self) -> Duration {
+        self.own.deadline
+    }
+
+    /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
+    fn distrust(&self) -> Option<Micros> {
+        self.own.distrust
+    }
+
+    fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
+        let mut own = Settings::clone(&self.own);
+        change(&mut own);
+        Self { own: Arc::new(own), ..self }
     }
 
     /// The same limiter with another deadline for each check than the engine's.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
+        self.with(|own| own.deadline = deadline)
     }
 
     /// The same limiter, for which a key counts as used up when a server takes over from another or starts again, until everything
@@ -292,7 +314,7 @@ impl RedisLimiter {
     #[must_use]
     pub fn guarding_failovers(self, life: Micros) -> Self {
         self.inner.routes.want_takeovers();
-        Self { distrust: Some(life), ..self }
+        self.with(|own| own.distrust = Some(life))
     }
 
     /// Takes `permits`, now or not at all.
@@ -405,14 +427,19 @@ impl RedisLimiter {
     }
 
     fn key(&self, key: &str) -> Arc<str> {
-        let mut whole = String::with_capacity(self.prefix.len() + key.len());
-        whole.push_str(&self.prefix);
+        let prefix = &*self.own.prefix;
+        let mut whole = String::with_capacity(prefix.len() + key.len());
+        whole.push_str(prefix);
         whole.push_str(key);
         whole.into()
     }
 
     async fn ask(&self, key: &str, question: Question) -> Result<Decision, StoreError> {
-        match self.step(key, Step::Ask(question)).await? {
+        Self::answered(self.step(key, Step::Ask(question)).await?)
+    }
+
+    fn answered(done: Done) -> Result<Decision, StoreError> {
+        match done {
             Done::Answered(decision, _) => Ok(decision),
             Done::Changed | Done::OutOfTurn(_) => Err(Self::unanswered()),
         }
@@ -423,22 +450,29 @@ impl RedisLimiter {
     }
 
     async fn step(&self, key: &str, step: Step) -> Result<Done, StoreError> {
-        let key = self.key(key);
+        self.step_at(self.key(key), step).await
+    }
+
+    /// As `peek`, by the key in the store.
+    async fn peek_key(&self, key: Arc<str>, ask: Ask) -> Result<Decision, StoreError> {
+        Self::answered(self.step_at(key, Step::Ask(Question::Peek(ask))).await?)
+    }
+
+    /// As `refund`, by the key in the store.
+    async fn refund_key(&self, key: Arc<str>, permits: u64, at: Timestamp) -> Result<(), StoreError> {
+        self.step_at(key, Step::Change(Change::Refund { permits, at })).await.map(drop)
+    }
+
+    async fn step_at(&self, key: Arc<str>, step: Step) -> Result<Done, StoreError> {
         let now = Instant::now();
-        let deadline = now + self.deadline;
-        match self.inner.lines.enter(self.id, &key, &self.limit, &step, now) {
+        let deadline = now + self.deadline();
+        match self.inner.lines.enter(self.id(), &key, self.limit(), &step, now) {
             Entered::Denied(decision) => {
                 self.inner.counters.remembered.fetch_add(1, Ordering::Relaxed);
                 Ok(Done::Answered(decision, None))
             }
             Entered::Lead => {
-                let line = LineKey { limiter: self.id, key };
-                let call = Call {
-                    turn: Turn::new(&self.inner, line),
-                    limit: self.limit,
-                    deadline: self.deadline,
-                    distrust: self.distrust,
-                };
+                let call = Call::new(self, LineKey { limiter: self.id(), key });
                 self.leading(call.lead(step, deadline)).await
             }
             Entered::Wait(answer) => match within(deadline, answer).await {
@@ -446,7 +480,7 @@ impl RedisLimiter {
                 Ok(Err(_)) if self.inner.tasks.is_stopped() => Err(StoreError::Stopped),
                 Ok(Err(_)) => Err(StoreError::Panicked),
                 Err(_) => {
-                    let late = StoreError::Timeout(self.deadline);
+                    let late = StoreError::Timeout(self.deadline());
                     self.inner.count_failure(&late);
                     Err(late)
                 }

@@ -4,6 +4,7 @@
 //! every question of the call, by the same arithmetic in Rust: the questions are played through it here.
 
 use redis::Value;
+use smallvec::SmallVec;
 use tollgate_core::algorithm::{
     Algorithm, BucketState, CalendarState, CounterState, IntervalState, LeaseState, WindowState,
 };
@@ -13,7 +14,8 @@ use tollgate_core::{
 };
 
 use super::error::StoreError;
-use super::script::{Doubt, OneOfSeveral, Question, Wanted, is_sent, wanted};
+use super::script::{Doubt, Question, Wanted, is_sent, wanted};
+use super::set::{CheckSet, GroupCall, SetAnswer, SetCall};
 
 /// What a call told.
 pub(super) struct Told {
@@ -86,42 +88,152 @@ pub(super) fn replay(
     Ok(told)
 }
 
-/// Plays one take from each of several limits, all of them or none. Says whether all were taken.
-pub(super) fn replay_several(
-    checks: &[OneOfSeveral<'_>],
-    doubts: &[Option<Doubt>],
-    answer: Value,
-) -> Result<(bool, Vec<Decision>), StoreError> {
-    let Value::Array(answers) = answer else { return Err(StoreError::protocol("no list of answers")) };
-    if answers.len() != checks.len() {
-        return Err(StoreError::protocol("as many answers as limits were expected"));
-    }
-    // Each answer as if it were alone, taken or not.
-    let mut looked = Vec::with_capacity(checks.len());
-    for ((check, doubt), answer) in checks.iter().zip(doubts).zip(answers) {
-        let before = answer.clone();
-        let taken = replay(check.limit, &[Question::Take(check.ask)], *doubt, answer)?;
-        looked.push((before, taken.decisions[0]));
-    }
-    let all = checks.iter().zip(&looked).all(|(it, (_, decision))| !it.is_binding || decision.is_admitted());
-    let decisions = checks.iter().zip(doubts).zip(looked).map(|((check, doubt), (before, taken))| {
-        if all || !taken.is_admitted() {
-            return Ok(taken);
-        }
-        // Would have been admitted, and was not taken: it stands as it stood.
-        let untouched = standing_before(check.limit, *doubt, before)?;
-        Ok(Decision { remaining: untouched.remaining, reset: untouched.reset, ..taken })
-    });
-    Ok((all, decisions.collect::<Result<_, StoreError>>()?))
+/// What a call on sets told.
+pub(super) struct SetsTold {
+    /// One for each set: those of the first group, then those of the next.
+    pub(super) answers: Vec<SetAnswer>,
+    /// What can be known of later denials, by state.
+    pub(super) memories: Vec<Memory>,
+    /// The server's time.
+    pub(super) now: Timestamp,
 }
 
-fn standing_before(limit: &Limit, doubt: Option<Doubt>, answer: Value) -> Result<Standing, StoreError> {
+/// Plays sets through the states that a script has answered with.
+pub(super) fn replay_sets(
+    call: &SetCall<'_>,
+    doubts: &[Option<Doubt>],
+    answer: Value,
+) -> Result<SetsTold, StoreError> {
     let mut answer = Answer::new(answer)?;
-    let (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
-    if let Limit::SlidingLog(_) = limit {
-        return Ok(LogView::read(&mut answer)?.standing(limit, now));
+    let mut taken = Answer::new(answer.0.next().unwrap_or(Value::Nil))?;
+    let mut now = Timestamp::default();
+    let mut states = Vec::with_capacity(call.states.len());
+    for (member, doubt) in call.states.iter().zip(doubts) {
+        let mut answer = Answer::new(answer.0.next().unwrap_or(Value::Nil))?;
+        (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
+        states.push(Played::new(member.limit(), *doubt, answer, now)?);
     }
-    Ok(limit.standing(&believed_state(limit, &mut answer, now, doubt)?, now))
+    let mut answers = Vec::new();
+    for GroupCall { set, count, states: numbers } in &call.groups {
+        let mut admitted = 0;
+        for _ in 0..*count {
+            let all = play_set(set, numbers, &mut states, now, &mut answers)?;
+            admitted += i64::from(all);
+        }
+        let told = taken.number()?;
+        if told != admitted {
+            return Err(StoreError::protocol(format_args!(
+                "the script took {told} sets, its states say {admitted}"
+            )));
+        }
+    }
+    Ok(SetsTold { answers, memories: states.into_iter().map(Played::into_memory).collect(), now })
+}
+
+/// Plays one set, and says whether it is taken.
+fn play_set(
+    set: &CheckSet,
+    numbers: &[usize],
+    states: &mut [Played<'_>],
+    now: Timestamp,
+    answers: &mut Vec<SetAnswer>,
+) -> Result<bool, StoreError> {
+    let mut outcomes: SmallVec<[Outcome; 4]> = SmallVec::new();
+    for (member, number) in set.members.iter().zip(numbers) {
+        outcomes.push(states[*number].look(member.ask, now)?);
+    }
+    let all = set
+        .members
+        .iter()
+        .zip(&outcomes)
+        .all(|(member, outcome)| !member.is_binding || outcome.is_admitted());
+    let members = set.members.iter().zip(numbers).zip(outcomes);
+    let decisions = members.map(|((member, number), outcome)| {
+        let state = &mut states[*number];
+        // A limit that denies by itself may keep what a denial keeps.
+        if all || !outcome.is_admitted() {
+            state.take(member.ask, outcome, now);
+        }
+        Some(decision(member.limit(), outcome, state.standing(now), now))
+    });
+    answers.push(SetAnswer { all, decisions: decisions.collect() });
+    Ok(all)
+}
+
+/// A state that sets are played through.
+enum Played<'a> {
+    State { limit: &'a Limit, state: State },
+    Log { limit: &'a Limit, log: LogPlayed },
+}
+
+struct LogPlayed {
+    view: LogView,
+    starts: Starts,
+    answer: Answer,
+    /// The start of the next ask, if it has been looked at and not been taken.
+    ahead: Option<i64>,
+    memory: Memory,
+}
+
+impl<'a> Played<'a> {
+    fn new(
+        limit: &'a Limit,
+        doubt: Option<Doubt>,
+        mut answer: Answer,
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        if let Limit::SlidingLog(_) = limit {
+            let view = LogView::read(&mut answer)?;
+            let log =
+                LogPlayed { view, starts: Starts::default(), answer, ahead: None, memory: Memory::Nothing };
+            return Ok(Self::Log { limit, log });
+        }
+        Ok(Self::State { limit, state: believed_state(limit, &mut answer, now, doubt)? })
+    }
+
+    /// What the next ask would be answered.
+    fn look(&mut self, ask: Ask, now: Timestamp) -> Result<Outcome, StoreError> {
+        match self {
+            Self::State { limit, state } => Ok(limit.peek(state, now, ask)),
+            Self::Log { limit, log } => {
+                let start = match log.ahead {
+                    Some(start) => start,
+                    None => log.starts.next(&mut log.answer)?,
+                };
+                log.ahead = Some(start);
+                Ok(log.view.outcome(limit, ask, start, now))
+            }
+        }
+    }
+
+    /// Takes what was looked at.
+    fn take(&mut self, ask: Ask, outcome: Outcome, now: Timestamp) {
+        match self {
+            Self::State { limit, state } => {
+                limit.decide(state, now, ask);
+            }
+            Self::Log { limit, log } => {
+                let start = log.ahead.take().unwrap_or_default();
+                let charged = log.view.take(limit, ask, outcome, start);
+                let told = decision(limit, outcome, log.view.standing(limit, now), now);
+                log.memory = Memory::of_log(ask, told, charged);
+            }
+        }
+    }
+
+    fn standing(&self, now: Timestamp) -> Standing {
+        match self {
+            Self::State { limit, state } => limit.standing(state, now),
+            Self::Log { limit, log } => log.view.standing(limit, now),
+        }
+    }
+
+    fn into_memory(self) -> Memory {
+        match self {
+            Self::State { state, .. } => Memory::State(state),
+            Self::Log { log, .. } => log.memory,
+        }
+    }
 }
 
 fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
@@ -349,6 +461,33 @@ impl LogView {
         Standing { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
     }
 
+    /// What an ask is answered whose earliest start the script has found.
+    fn outcome(&self, limit: &Limit, ask: Ask, start: i64, now: Timestamp) -> Outcome {
+        let wait = ask.wait.map_or(0, |wait| wait.get().min(limit.horizon().get()) as i64);
+        let delay = start - now.as_micros() as i64;
+        if start == self.time {
+            Outcome::NOW
+        } else if delay <= wait {
+            Outcome::Admitted { delay: Micros::new(delay.max(0) as u64) }
+        } else {
+            Outcome::Denied { retry: Micros::new((delay - wait) as u64) }
+        }
+    }
+
+    /// Takes what an ask is answered. Returns the permits that a denial was charged.
+    fn take(&mut self, limit: &Limit, ask: Ask, outcome: Outcome, start: i64) -> i64 {
+        if outcome.is_admitted() {
+            self.add(start, ask.cost as i64);
+            return 0;
+        }
+        let counts_denied = matches!(limit, Limit::SlidingLog(it) if it.counts_denied());
+        let charged = if counts_denied { (ask.cost as i64).min(self.remaining(limit)) } else { 0 };
+        if charged > 0 {
+            self.add(self.earliest, charged);
+        }
+        charged
+    }
+
     fn add(&mut self, start: i64, permits: i64) {
         self.used += permits;
         self.earliest = start;
@@ -363,7 +502,6 @@ fn replay_log(
     answer: &mut Answer,
     now: Timestamp,
 ) -> Result<(Told, i64), StoreError> {
-    let counts_denied = matches!(limit, Limit::SlidingLog(it) if it.counts_denied());
     let mut view = LogView::read(answer)?;
     let mut starts = Starts::default();
     let mut decisions = Vec::with_capacity(questions.len());
@@ -376,32 +514,12 @@ fn replay_log(
             continue;
         }
         let start = starts.next(answer)?;
-        let wait = ask.wait.map_or(0, |wait| wait.get().min(limit.horizon().get()) as i64);
-        let delay = start - now.as_micros() as i64;
-        let outcome = if start == view.time {
-            Outcome::NOW
-        } else if delay <= wait {
-            Outcome::Admitted { delay: Micros::new(delay.max(0) as u64) }
-        } else {
-            Outcome::Denied { retry: Micros::new((delay - wait) as u64) }
-        };
-        let mut charged = 0;
-        if takes && outcome.is_admitted() {
-            view.add(start, ask.cost as i64);
-            taken += 1;
-        } else if takes && counts_denied {
-            charged = (ask.cost as i64).min(view.remaining(limit));
-            if charged > 0 {
-                view.add(view.earliest, charged);
-            }
-        }
+        let outcome = view.outcome(limit, ask, start, now);
+        let charged = if takes { view.take(limit, ask, outcome, start) } else { 0 };
         let decided = decision(limit, outcome, view.standing(limit, now), now);
         if takes {
-            // A denial that was charged has changed what the next one is told.
-            memory = match outcome {
-                Outcome::Denied { .. } if charged == 0 => Memory::Denied(ask, decided),
-                Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Memory::Nothing,
-            };
+            taken += i64::from(outcome.is_admitted());
+            memory = Memory::of_log(ask, decided, charged);
         }
         decisions.push(decided);
     }
@@ -477,6 +595,14 @@ impl Answer {
 }
 
 impl Memory {
+    /// What is known of a log after a take. A denial that was charged has changed what the next one is told.
+    fn of_log(ask: Ask, decided: Decision, charged: i64) -> Self {
+        match decided.outcome {
+            Outcome::Denied { .. } if charged == 0 => Self::Denied(ask, decided),
+            Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Self::Nothing,
+        }
+    }
+
     /// The answer to an ask, if it can be no other than a denial. The server's time is between `early` and `late`.
     pub(super) fn denies(
         &self,

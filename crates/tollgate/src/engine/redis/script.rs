@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use redis::Cmd;
+use smallvec::SmallVec;
 use tollgate_core::{
     Ask, Calendar, LeakyMode, LeaseTerms, Limit, Micros, Period, Retention, Timestamp, TokenBucket,
 };
@@ -10,6 +11,7 @@ use tollgate_core::{
 use super::LogStorage;
 use super::control::{ASSIGNED_MAX, AssignedTier, Version};
 use super::node::Bearings;
+use super::set::SetCall;
 
 /// A script by its text and by the name under which servers keep it.
 pub(super) struct Script {
@@ -452,29 +454,27 @@ pub(super) fn change(
     command
 }
 
-/// One of several limits, and how much of it is asked for.
-#[derive(Clone, Copy)]
-pub(super) struct OneOfSeveral<'a> {
-    pub(super) limit: &'a Limit,
-    pub(super) key: &'a str,
-    pub(super) ask: Ask,
-    pub(super) is_binding: bool,
-    pub(super) distrust: Option<Micros>,
-}
-
-/// The call that takes from several limits or from none.
-pub(super) fn ask_several(
-    checks: &[OneOfSeveral],
+/// The call that decides sets of limits: of each all are taken, or none.
+pub(super) fn ask_sets(
+    call: &SetCall<'_>,
     doubts: &[Option<Doubt>],
     logs: LogStorage,
     to: Bearings,
 ) -> Command {
-    let keys: Vec<_> = checks.iter().map(|check| check.key).collect();
+    let keys: SmallVec<[&str; 8]> = call.states.iter().map(|member| &*member.key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, to.now);
-    for (OneOfSeveral { limit, ask, is_binding, .. }, doubt) in checks.iter().zip(doubts) {
+    let mut sizes = Numbers(Vec::with_capacity(8 + 16 * call.groups.len()));
+    sizes.add([i64::from(call.has_shared)]);
+    for group in &call.groups {
+        let own = group.states.len() - usize::from(call.has_shared);
+        sizes.add([group.count as i64, own as i64]);
+    }
+    command.said.arg(sizes.0);
+    for (member, doubt) in call.states.iter().zip(doubts) {
+        let (limit, ask) = (member.limit(), member.ask);
         let mut numbers = Numbers::of(limit, to.about);
-        numbers.add_run(&Run { cost: ask.cost, wait: accepted_wait(limit, *ask), count: 1 });
-        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(*is_binding));
+        numbers.add([ask.cost as i64, accepted_wait(limit, ask)]);
+        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(member.is_binding));
         command.said.arg(numbers.0).arg(limit.parameters().to_string());
         command.said.arg(doubt.map(Doubt::numbers).unwrap_or_default());
     }

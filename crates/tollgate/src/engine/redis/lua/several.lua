@@ -1,28 +1,72 @@
--- Several limits of one request: all of them are taken, or none.
+-- Sets of limits: of each set all limits are taken, or none.
 --
--- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV; what they write is kept in `writes` until all of them have
--- been asked.
--- KEYS     the state of each limit
--- ARGV[2]  for each limit: its algorithm; 1 if its denial is one for all, 0 if it is only counted; what its script takes in ARGV[3], in
---          ARGV[4] and in ARGV[6]
+-- `algorithms` holds the scripts of single limits as functions of KEYS and ARGV; what they write is kept in `writes` until it is known what
+-- is taken.
+-- KEYS     the state of each limit: first the one that all sets have in common, if there is one; then the others of each group of equal sets
+-- ARGV[2]  numbers, eight bytes each: how many states are common to all sets (0 or 1), and for each group how many equal sets it has and
+--          how many states of its own
+-- then for each state, from ARGV[3] on: its algorithm; 1 if its denial is one for all, 0 if it is only counted; what its script takes in
+--          ARGV[3] but the last number, which is how many ask; what it takes in ARGV[4] and in ARGV[6]
 --
--- Returns the answers of the single limits, in order, as they were before anything was taken.
-local answers, written, all = {}, {}, true
-for number = 1, #KEYS do
-  local algorithm, binding = algorithms[ARGV[5 * number - 3]], ARGV[5 * number - 2] == '1'
-  local doubt = ARGV[5 * number + 1]
+-- Returns a list: how many sets of each group were taken; and then the answers of the single limits, in the order of KEYS, as they were
+-- before anything was taken.
+local ONE = string.char(0, 0, 0, 0, 0, 0, 0, 1)
+local answers, written = {}, {}
+
+-- Asks for one state so many times, and keeps what that would write.
+local function evaluate(number, count)
+  local at = 5 * number
+  local doubt = ARGV[at + 2]
+  local numbers = ARGV[at] .. (count == 1 and ONE or struct.pack('>i8', count))
   writes = {}
-  local arguments = { '', 'ask', ARGV[5 * number - 1], ARGV[5 * number], '', doubt ~= '' and doubt or nil }
-  local answer = algorithm({ KEYS[number] }, arguments)
-  answers[number], written[number] = answer, writes
-  all = all and (answer[1] == 1 or not binding)
+  written[number] = writes
+  return algorithms[ARGV[at - 2]]({ KEYS[number] }, { '', 'ask', numbers, ARGV[at + 1], '', doubt ~= '' and doubt or nil })
 end
-for number = 1, #KEYS do
-  -- A limit that denies by itself may keep what a denial keeps.
-  if all or answers[number][1] == 0 then
+
+-- As many as all limits of some states admit that are binding.
+local function fit_of(from, to, count)
+  local fit = count
+  for number = from, to do
+    local answer = evaluate(number, count)
+    answers[number] = answer
+    if answer[1] < fit and ARGV[5 * number - 1] == '1' then
+      fit = answer[1]
+    end
+  end
+  return fit
+end
+
+-- Writes what is taken. A limit that denies by itself may keep what a denial keeps.
+local function take(from, to, count)
+  for number = from, to do
+    if answers[number][1] > count then
+      if count == 0 then
+        written[number] = {}
+      else
+        evaluate(number, count)
+      end
+    end
     for _, write in ipairs(written[number]) do
       redis.call(unpack(write))
     end
   end
 end
-return answers
+
+local shared, position = struct.unpack('>i8', ARGV[2])
+local groups, first, total = {}, shared + 1, 0
+while position <= #ARGV[2] do
+  local count, states
+  count, states, position = struct.unpack('>i8i8', ARGV[2], position)
+  local fit = fit_of(first, first + states - 1, count)
+  groups[#groups + 1] = { first, first + states - 1, fit }
+  first, total = first + states, total + fit
+end
+local left = fit_of(1, shared, total)
+take(1, shared, left)
+local taken = {}
+for number, group in ipairs(groups) do
+  taken[number] = min(group[3], left)
+  left = left - taken[number]
+  take(group[1], group[2], taken[number])
+end
+return { taken, unpack(answers, 1, #KEYS) }

@@ -1,0 +1,267 @@
+//! Limits that are asked together: a set as it waits, and sets that go to the server in one call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+use tollgate_core::{Ask, Decision, Limit};
+
+use super::RedisLimiter;
+use super::error::StoreError;
+use super::lines::LineKey;
+
+/// Sets in one call. Equal ones cost the server no more than one.
+const SETS_MAX: usize = 1_024;
+/// States that one call may have to read and write, a log counting as eight: about half a millisecond of the server.
+const WORK_MAX: usize = 64;
+
+/// One limit applied to one key, as part of a set.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) limiter: RedisLimiter,
+    /// The key in the store.
+    pub(super) key: Arc<str>,
+    /// [`super::lines::Lines::hash`] of the key.
+    pub(super) hash: u64,
+    pub(super) ask: Ask,
+    pub(super) is_binding: bool,
+}
+
+impl Member {
+    pub(super) fn limit(&self) -> &Limit {
+        self.limiter.limit()
+    }
+
+    /// Whether it can never be admitted.
+    pub(super) fn is_impossible(&self) -> bool {
+        self.ask.cost > self.limit().size()
+    }
+
+    /// Whether its state decides: what asks for nothing is always admitted, and what asks for too much never.
+    pub(super) fn is_asked(&self) -> bool {
+        self.ask.cost > 0 && !self.is_impossible()
+    }
+
+    pub(super) fn line(&self) -> LineKey {
+        LineKey { limiter: self.limiter.id(), key: Arc::clone(&self.key) }
+    }
+
+    pub(super) fn is_of(&self, line: &LineKey) -> bool {
+        self.limiter.id() == line.limiter && self.key == line.key
+    }
+
+    fn has_state_of(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.key == other.key
+    }
+
+    fn is_equal(&self, other: &Self) -> bool {
+        self.limiter.id() == other.limiter.id()
+            && self.ask == other.ask
+            && self.is_binding == other.is_binding
+            && self.has_state_of(other)
+    }
+
+    fn work(&self) -> usize {
+        if matches!(self.limit(), Limit::SlidingLog(_)) { 8 } else { 1 }
+    }
+
+    /// Whether equal asks in a row are decided as one: nobody waits, and a denial leaves no trace.
+    fn is_plain(&self) -> bool {
+        let counts_denied = match self.limit() {
+            Limit::FixedWindow(it) => it.counts_denied(),
+            Limit::SlidingLog(it) => it.counts_denied(),
+            Limit::SlidingCounter(it) => it.counts_denied(),
+            Limit::TokenBucket(_)
+            | Limit::IntervalBucket(_)
+            | Limit::LeakyBucket(_)
+            | Limit::CalendarQuota(_) => false,
+        };
+        !counts_denied && self.ask.wait.is_none_or(|wait| wait.get() == 0)
+    }
+}
+
+/// Checks of one request whose keys are in one slot: all of them are taken, or none. No state stands twice.
+pub(super) struct CheckSet {
+    pub(super) members: SmallVec<[Member; 4]>,
+}
+
+impl CheckSet {
+    pub(super) fn is_equal(&self, other: &Self) -> bool {
+        self.members.len() == other.members.len()
+            && self.members.iter().zip(&other.members).all(|(one, other)| one.is_equal(other))
+    }
+
+    fn is_plain(&self) -> bool {
+        self.members.iter().all(Member::is_plain)
+    }
+
+    fn work(&self) -> usize {
+        self.members.iter().map(Member::work).sum()
+    }
+
+    /// The member that is asked for in this line, by number.
+    pub(super) fn number_in(&self, line: &LineKey) -> Option<usize> {
+        self.members.iter().position(|member| member.is_of(line))
+    }
+
+    /// Lets the driver give back what was taken for a request that is gone.
+    pub(super) fn give_back(&self, answer: &SetAnswer) {
+        if !answer.all {
+            return;
+        }
+        for (member, decision) in self.members.iter().zip(&answer.decisions) {
+            if let Some(decision) = decision.filter(Decision::is_admitted) {
+                let (limiter, key, cost) = (member.limiter.clone(), Arc::clone(&member.key), member.ask.cost);
+                member.limiter.hand_over(async move {
+                    let start = decision.at.after(decision.outcome.delay());
+                    // What cannot be given back comes back as the limit refills.
+                    let _ = limiter.refund_key(key, cost, start).await;
+                });
+            }
+        }
+    }
+
+    /// The answer that is known of one member alone.
+    pub(super) fn denied_by(&self, number: usize, decision: Decision) -> SetAnswer {
+        let mut decisions = SmallVec::from_elem(None, self.members.len());
+        decisions[number] = Some(decision);
+        SetAnswer { all: false, decisions }
+    }
+}
+
+/// What became of a set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct SetAnswer {
+    /// Whether permits were taken: from all of its limits, but those that are only counted and deny.
+    pub(super) all: bool,
+    /// By member. None: another member is known to deny, and nobody has asked for this one.
+    pub(super) decisions: SmallVec<[Option<Decision>; 4]>,
+}
+
+/// Somebody whose set has not been decided yet.
+pub(super) struct SetWaiter {
+    pub(super) set: Arc<CheckSet>,
+    pub(super) answer: oneshot::Sender<Result<SetAnswer, StoreError>>,
+    /// Set when the request is gone, where the waiting goes on without it.
+    pub(super) left: Arc<AtomicBool>,
+}
+
+impl SetWaiter {
+    pub(super) fn has_left(&self) -> bool {
+        self.answer.is_closed() || self.left.load(Ordering::Acquire)
+    }
+}
+
+/// Equal sets in one call.
+pub(super) struct Group {
+    pub(super) set: Arc<CheckSet>,
+    pub(super) waiters: Vec<SetWaiter>,
+}
+
+/// Sets that go in one call: equal ones, or such that have one key in common and no other.
+#[derive(Default)]
+pub(super) struct SetBatch {
+    pub(super) groups: Vec<Group>,
+    sets: usize,
+    work: usize,
+}
+
+impl SetBatch {
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Adds somebody who waits in a line, or gives them back if they have to go in another call.
+    pub(super) fn add(&mut self, waiter: SetWaiter, line: &LineKey) -> Result<(), SetWaiter> {
+        if self.sets >= SETS_MAX {
+            return Err(waiter);
+        }
+        let set = &waiter.set;
+        let Some(first) = self.groups.first().map(|group| Arc::clone(&group.set)) else {
+            (self.sets, self.work) = (1, set.work());
+            self.groups.push(Group { set: Arc::clone(set), waiters: vec![waiter] });
+            return Ok(());
+        };
+        if !first.is_plain() {
+            return Err(waiter);
+        }
+        // The last is most often the one: a hot subject has equal sets.
+        if let Some(group) = self.groups.iter_mut().rev().find(|group| group.set.is_equal(set)) {
+            group.waiters.push(waiter);
+            self.sets += 1;
+            return Ok(());
+        }
+        if !set.is_plain() || self.work + set.work() > WORK_MAX || !self.can_share(&first, set, line) {
+            return Err(waiter);
+        }
+        (self.sets, self.work) = (self.sets + 1, self.work + set.work());
+        self.groups.push(Group { set: Arc::clone(set), waiters: vec![waiter] });
+        Ok(())
+    }
+
+    /// Whether a set asks for the same of the line's key as the first one, and has no other key in common with any.
+    fn can_share(&self, first: &CheckSet, set: &CheckSet, line: &LineKey) -> bool {
+        let (Some(one), Some(other)) = (first.number_in(line), set.number_in(line)) else { return false };
+        // What a log would answer to those whom another limit denies is not told by the script.
+        if !first.members[one].is_equal(&set.members[other])
+            || matches!(first.members[one].limit(), Limit::SlidingLog(_))
+        {
+            return false;
+        }
+        let own = || set.members.iter().enumerate().filter(|(number, _)| *number != other);
+        self.groups.iter().all(|group| {
+            own().all(|(_, member)| group.set.members.iter().all(|known| !member.has_state_of(known)))
+        })
+    }
+}
+
+/// Sets as they go to the server: every state once.
+pub(super) struct SetCall<'a> {
+    /// The one that all groups have in common comes first, if there is one.
+    pub(super) states: Vec<&'a Member>,
+    pub(super) has_shared: bool,
+    pub(super) groups: Vec<GroupCall<'a>>,
+}
+
+pub(super) struct GroupCall<'a> {
+    pub(super) set: &'a Arc<CheckSet>,
+    /// How many equal sets.
+    pub(super) count: usize,
+    /// By member: the number of its state.
+    pub(super) states: SmallVec<[usize; 4]>,
+}
+
+impl<'a> SetCall<'a> {
+    pub(super) fn one(set: &'a Arc<CheckSet>) -> Self {
+        Self {
+            states: set.members.iter().collect(),
+            has_shared: false,
+            groups: vec![GroupCall { set, count: 1, states: (0..set.members.len()).collect() }],
+        }
+    }
+
+    pub(super) fn of(batch: &'a SetBatch, line: &LineKey) -> Self {
+        let shared = match &batch.groups[..] {
+            [first, _, ..] => first.set.members.iter().find(|member| member.is_of(line)),
+            _ => None,
+        };
+        let mut states: Vec<_> = shared.into_iter().collect();
+        let groups = batch.groups.iter().map(|group| {
+            let number = |member: &'a Member| match shared {
+                Some(_) if member.is_of(line) => 0,
+                _ => {
+                    states.push(member);
+                    states.len() - 1
+                }
+            };
+            GroupCall {
+                set: &group.set,
+                count: group.waiters.len(),
+                states: group.set.members.iter().map(number).collect(),
+            }
+        });
+        let groups = groups.collect();
+        Self { states, has_shared: shared.is_some(), groups }
+    }
+}
