@@ -190,7 +190,8 @@ fn judge(what: &str, seen: &[Seen]) {
         for it in call.iter().filter(|it| !it.admitted) {
             denied += 1;
             known_only += usize::from(it.parts.iter().any(|part| part.decided.is_none()));
-            let denies = |part: &&Part| part.decided.is_some_and(|(_, admitted)| !admitted);
+            // What is remembered with a denial is dated earlier: it was so then.
+            let denies = |part: &&Part| part.decided == Some((it.at, false));
             let by: Vec<_> = it.parts.iter().filter(denies).collect();
             assert!(!by.is_empty(), "{what}: {it:?} was denied by nobody");
             for part in by {
