@@ -1,6 +1,6 @@
 //! Several limits of one request on one server: requests go together as those with one limit do.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{
@@ -181,5 +181,28 @@ fn a_member_with_a_foreign_value_fails_the_request_and_nothing_is_taken() {
         assert_eq!(limiters[0].remaining("user:1").await.unwrap(), 10_000);
         assert!(is_admitted(&engine.acquire_all(&checks(&limiters, "user:2")).await.unwrap()));
         assert_eq!(server.cli(&["GET", "rate_limiter:d:user:1"]).trim(), "something else");
+    });
+}
+
+#[test]
+fn a_flood_that_one_of_four_limits_denies_costs_few_calls() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = connected(&server).await;
+        let limiters = four(&engine, 1);
+        let (before, end) = (engine.stats().calls, Instant::now() + Duration::from_millis(500));
+        let tasks = (0..64).map(async |_| {
+            let mut denied = 0_u64;
+            while Instant::now() < end {
+                let decisions = engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap();
+                denied += u64::from(!is_admitted(&decisions));
+                // Denials that are known are answered at once: others have their turn here.
+                tokio::task::yield_now().await;
+            }
+            denied
+        });
+        let denied: u64 = join_all(tasks).await.into_iter().sum();
+        let calls = engine.stats().calls - before;
+        assert!(denied > 1_000 && calls <= 60, "{denied} denials made {calls} calls in half a second");
     });
 }

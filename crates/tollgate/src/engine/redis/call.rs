@@ -17,7 +17,7 @@ use super::node::Bearings;
 use super::replay::{Memory, SetsTold, Told, out_of_turn, replay, replay_sets};
 use super::routes::Reply;
 use super::script::{self, Change, Doubt, Question};
-use super::set::{CheckSet, Member, SetAnswer, SetBatch, SetCall};
+use super::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
 use super::{Inner, RedisLimiter};
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
@@ -72,10 +72,29 @@ impl Call {
             let told = match batch {
                 Batch::Nobody => return,
                 Batch::Steps(waiters) => self.answer(waiters).await,
-                Batch::Sets(sets) => self.answer_sets(sets).await,
+                Batch::Sets(sets) => match self.unknown(sets) {
+                    sets if sets.is_empty() => None,
+                    sets => self.answer_sets(sets).await,
+                },
             };
             batch = self.next(told);
         }
+    }
+
+    /// Answers those of a batch whose denial by another key is known by now.
+    fn unknown(&self, mut sets: SetBatch) -> SetBatch {
+        let (inner, now) = (&self.turn.inner, Instant::now());
+        let is_unknown = |group: &mut Group| {
+            let Some(answer) = inner.lines.known_answer(&group.set, now) else { return true };
+            inner.counters.remembered.fetch_add(group.waiters.len() as u64, Ordering::Relaxed);
+            for waiter in group.waiters.drain(..) {
+                // Who has left meanwhile has taken nothing.
+                let _ = waiter.answer.send(Ok(answer.clone()));
+            }
+            false
+        };
+        sets.groups.retain_mut(is_unknown);
+        sets
     }
 
     async fn answer(&self, waiters: Vec<Waiter>) -> Option<Remembered> {
@@ -101,10 +120,18 @@ impl Call {
     async fn answer_sets(&self, batch: SetBatch) -> Option<Remembered> {
         let (inner, line) = (&self.turn.inner, &self.turn.line);
         let call = SetCall::of(&batch, line);
+        let others = call.others(line);
+        let changes: Vec<_> = others.iter().map(|(member, _)| inner.lines.changes(member)).collect();
         let asked = inner.ask_sets(&call, Instant::now() + self.limiter.deadline()).await;
         match asked {
             Ok(asked) => {
                 let told = asked.remembered(&call, |member| member.is_of(line));
+                let now = Instant::now();
+                for ((member, group), changes) in others.into_iter().zip(changes) {
+                    if let Some(denied) = asked.remembered_of(&call, group, |it| std::ptr::eq(it, member)) {
+                        inner.lines.remember(member, denied, changes, now);
+                    }
+                }
                 let waiters = batch.groups.into_iter().flat_map(|group| group.waiters);
                 for (waiter, answer) in waiters.zip(asked.answers) {
                     if let Err(Ok(undelivered)) = waiter.answer.send(Ok(answer)) {
@@ -158,6 +185,7 @@ impl Call {
             }
             _ => return self.ask(steps, slot, deadline).await,
         };
+        self.turn.inner.lines.changed(key);
         let done = change.and_then(|reply| match steps {
             [Step::Change(Change::Return { .. })] => out_of_turn(reply.value),
             _ => Ok(None),
@@ -258,7 +286,18 @@ pub(super) struct SetsAsked {
 impl SetsAsked {
     /// What is to be remembered of a key, if it denied the last set.
     fn remembered(&self, call: &SetCall<'_>, is_key: impl Fn(&Member) -> bool) -> Option<Remembered> {
-        let (group, answer) = call.groups.last().zip(self.answers.last())?;
+        self.remembered_of(call, call.groups.len().checked_sub(1)?, is_key)
+    }
+
+    /// What is to be remembered of a key, if it denied the last set of a group.
+    fn remembered_of(
+        &self,
+        call: &SetCall<'_>,
+        group: usize,
+        is_key: impl Fn(&Member) -> bool,
+    ) -> Option<Remembered> {
+        let last: usize = call.groups.get(..=group)?.iter().map(|group| group.count).sum();
+        let (group, answer) = (&call.groups[group], self.answers.get(last.checked_sub(1)?)?);
         let number = group.set.members.iter().position(is_key)?;
         let is_denied = matches!(answer.decisions[number]?.outcome, Outcome::Denied { .. });
         (is_denied && group.set.members[number].is_binding).then(|| Remembered {

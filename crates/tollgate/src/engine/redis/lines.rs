@@ -194,6 +194,8 @@ struct Shard {
     lines: HashMap<LineKey, Line, RandomState>,
     /// When memories end, oldest first: all live equally long.
     ends: VecDeque<(Instant, LineKey)>,
+    /// Refunds, charges and resets of keys of this shard that have begun or ended.
+    changes: u64,
 }
 
 #[derive(Default)]
@@ -238,6 +240,7 @@ impl Lines {
         now: Instant,
     ) -> Entered {
         let mut shard = self.shard(key).lock();
+        shard.changes += u64::from(!matches!(step, Step::Ask(_)));
         let Some(line) = shard.lines.get_mut(&LookUp { limiter, key }) else {
             if !shard.make_room(now) {
                 return Entered::Full;
@@ -296,6 +299,45 @@ impl Lines {
             numbers.filter(|(_, member)| self.hold(member, now)).map(|(number, _)| number).collect();
         // Somebody else may hold them by now. Then this set goes alone, which is as exact.
         SetEntered::Lead(held)
+    }
+
+    /// The answer to a set, if one of its keys is known to deny it.
+    pub(super) fn known_answer(&self, set: &CheckSet, now: Instant) -> Option<SetAnswer> {
+        set.members.iter().enumerate().find_map(|(number, member)| {
+            let shard = self.shard_of(member.hash).lock();
+            let line = shard.lines.get(&LookUp::of(member)).filter(|line| !line.busy)?;
+            self.remembering.denies_set(line.remembered.as_ref()?, set, number, now)
+        })
+    }
+
+    /// How many changes there were to keys in the shard of this one: what was asked before one of them is not remembered.
+    pub(super) fn changes(&self, member: &Member) -> u64 {
+        self.shard_of(member.hash).lock().changes
+    }
+
+    /// Remembers what a call told of a key whose line it did not hold, unless the key may have been changed since `changes` was read.
+    pub(super) fn remember(&self, member: &Member, told: Remembered, changes: u64, now: Instant) {
+        let mut shard = self.shard_of(member.hash).lock();
+        let shard = &mut *shard;
+        let (key, end) = (member.line(), now + self.remembering.longest);
+        if shard.changes != changes {
+            return;
+        }
+        if !shard.lines.contains_key(&key) && !shard.make_room(now) {
+            return;
+        }
+        let line = shard.lines.entry(key.clone()).or_default();
+        if line.busy {
+            return;
+        }
+        (line.remembered, line.end) = (Some(told), Some(end));
+        shard.ends.push_back((end, key));
+        shard.forget(now);
+    }
+
+    /// A change has ended, whether it was made or not.
+    pub(super) fn changed(&self, key: &str) {
+        self.shard(key).lock().changes += 1;
     }
 
     /// The first member, by number, that is known to deny. They may be in different slots.

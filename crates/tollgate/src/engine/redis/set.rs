@@ -241,6 +241,15 @@ impl<'a> SetCall<'a> {
         }
     }
 
+    /// The members with states of their own, but for a line's, each with the number of its group.
+    pub(super) fn others(&self, line: &LineKey) -> Vec<(&'a Member, usize)> {
+        let groups = self.groups.iter().enumerate();
+        groups
+            .flat_map(|(number, group)| group.set.members.iter().map(move |member| (member, number)))
+            .filter(|(member, _)| member.is_binding && !member.is_of(line))
+            .collect()
+    }
+
     pub(super) fn of(batch: &'a SetBatch, line: &LineKey) -> Self {
         let shared = match &batch.groups[..] {
             [first, _, ..] => first.set.members.iter().find(|member| member.is_of(line)),
