@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use futures_util::future::join_all;
 use redis::{Connection, Value};
 use tollgate::algorithm::SUB_BUCKETS_MAX;
+use tollgate::rules::{CHECKS_MAX, WORK_MAX};
 use tollgate::{
     Ask, Check, Clock, Limit, LogStorage, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
     SlidingCounter, SlidingLog, Timestamp, TokenBucket,
@@ -26,8 +27,6 @@ const BAR_US: f64 = 1_000.0;
 const SIZES: [u64; 2] = [100_000, 600_000];
 const WINDOW_US: u64 = 3_600_000_000;
 const BEGIN_US: u64 = 1_763_000_000_000_000;
-/// Limits of one request, at most.
-const SET: usize = 32;
 /// Calls that are sent before an answer is read.
 const PIPELINE: u64 = 1_000;
 /// The shortest time that the server notes while a log grows.
@@ -62,14 +61,20 @@ pub(crate) fn run(report: &mut Report, name: &str, program: ServerProgram, quick
     let bucket = TokenBucket::new(100, minute(100)).map(Limit::TokenBucket)?;
     let log = SlidingLog::new(minute(1_000)).map(Limit::SlidingLog)?;
     for (what, limit, many) in [
-        ("a counter with as many sub-buckets as it may have", counter(SUB_BUCKETS_MAX)?, 1),
-        ("32 buckets together", bucket, SET),
-        ("32 counters with 10 sub-buckets together", counter(10)?, SET),
-        ("32 logs of 1,000 entries together", log, SET),
+        ("counter with as many sub-buckets as it may have", counter(SUB_BUCKETS_MAX)?, 1),
+        ("buckets together", bucket, at_once(&bucket)),
+        ("counters together", counter(1)?, at_once(&counter(1)?)),
+        ("counters with 10 sub-buckets together", counter(10)?, at_once(&counter(10)?)),
+        ("logs of 1,000 entries together", log, at_once(&log)),
     ] {
-        bar(what.to_owned(), runtime.block_on(calls.together(limit, many, rounds))?);
+        bar(format!("{many} {what}"), runtime.block_on(calls.together(limit, many, rounds))?);
     }
     Ok(())
+}
+
+/// How many of a limit one request may have.
+fn at_once(limit: &Limit) -> usize {
+    CHECKS_MAX.min(WORK_MAX / limit.work())
 }
 
 fn log_limit(permits: u64) -> Limit {

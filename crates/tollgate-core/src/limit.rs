@@ -75,6 +75,22 @@ impl Limit {
         }
     }
 
+    /// How much of a store's time a check takes, by that of a bucket: a counter with many sub-buckets has many fields, and a log is searched.
+    pub const fn work(&self) -> usize {
+        match self {
+            Self::TokenBucket(_)
+            | Self::IntervalBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::FixedWindow(_)
+            | Self::CalendarQuota(_) => 1,
+            Self::SlidingCounter(it) => {
+                let parts = it.sub_buckets() as usize / 4;
+                2 + if parts < 30 { parts } else { 30 }
+            }
+            Self::SlidingLog(_) => 5,
+        }
+    }
+
     /// What a key that was never used could take at once.
     pub const fn size(&self) -> u64 {
         match self {

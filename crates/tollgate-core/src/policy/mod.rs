@@ -37,6 +37,9 @@ use crate::time::{Micros, Timestamp};
 /// refused: leaving some out would let it through.
 pub const CHECKS_MAX: usize = 32;
 
+/// The [`Limit::work`] of all limits of one request: a call to a store takes well under a millisecond of it.
+pub const WORK_MAX: usize = 64;
+
 /// All keys of a rule, in ten-thousandths.
 pub const ALL_KEYS: u64 = 10_000;
 
@@ -182,7 +185,7 @@ pub enum Refusal {
         /// The status to answer with.
         status: u16,
     },
-    /// More than [`CHECKS_MAX`] enforced limits apply.
+    /// More than [`CHECKS_MAX`] enforced limits apply, or more than [`WORK_MAX`] of work.
     TooManyChecks,
     /// The request takes more permits than a limit can ever admit.
     ExceedsLimit {
@@ -206,7 +209,7 @@ pub struct Selection {
     pub matched: SmallVec<[usize; 4]>,
     /// Rules that were skipped because the request has none of their keys, by number.
     pub skipped: SmallVec<[usize; 4]>,
-    /// Checks in shadow and of candidates that were left out because of [`CHECKS_MAX`].
+    /// Checks in shadow and of candidates that were left out because of [`CHECKS_MAX`] or [`WORK_MAX`].
     pub uncounted: usize,
     /// Whether no rule applies, and no default.
     pub unmatched: bool,
@@ -458,20 +461,28 @@ impl<'r> Selecting<'_, 'r> {
         if role == Role::Enforced && check.cost > size {
             refusal.get_or_insert(Refusal::ExceedsLimit { rule, limit });
         }
-        if checks.len() < CHECKS_MAX {
-            checks.push(check);
-            return;
-        }
-        let last_counted = checks.iter().rposition(|it| it.role == Role::Shadow);
-        match (role, last_counted) {
-            (Role::Shadow, _) => *uncounted += 1,
-            (Role::Enforced, Some(last)) => {
-                checks.remove(last);
+        let limits = &self.policy.parts.limits;
+        let work_of = |check: &RuleCheck| limits.get(check.limit).map_or(1, |it| it.limit.work());
+        loop {
+            let work: usize = checks.iter().chain([&check]).map(work_of).sum();
+            if checks.len() < CHECKS_MAX && work <= WORK_MAX {
                 checks.push(check);
-                *uncounted += 1;
+                return;
             }
-            (Role::Enforced, None) => {
-                refusal.get_or_insert(Refusal::TooManyChecks);
+            let last_counted = checks.iter().rposition(|it| it.role == Role::Shadow);
+            match (role, last_counted) {
+                (Role::Shadow, _) => {
+                    *uncounted += 1;
+                    return;
+                }
+                (Role::Enforced, Some(last)) => {
+                    checks.remove(last);
+                    *uncounted += 1;
+                }
+                (Role::Enforced, None) => {
+                    refusal.get_or_insert(Refusal::TooManyChecks);
+                    return;
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use tollgate_core::policy::{
     PathPattern, PatternError, Policy, PolicyParts, Refusal, Role, Rule, RuleLimit, RuleLimits, Source,
     ValueCondition,
 };
-use tollgate_core::{Limit, Rate, TokenBucket};
+use tollgate_core::{Limit, Rate, SlidingLog, TokenBucket};
 
 fn rule(name: &str, matching: Match, key: Vec<Vec<KeyPart>>, limits: Vec<usize>) -> Rule {
     Rule {
@@ -309,6 +309,20 @@ fn more_limits_than_can_be_checked_together_are_a_refusal() {
     });
     let policy = policy(rules.collect());
     assert_eq!(policy.select(&Descriptors::default(), 1).refusal, Some(Refusal::TooManyChecks));
+}
+
+#[test]
+fn logs_count_as_more_than_one_limit_because_they_take_the_store_longer() {
+    let refusal = |logs: usize| {
+        let rules = (0..logs)
+            .map(|it| rule(&format!("r{it}"), Match::default(), vec![vec![KeyPart::Global]], vec![it]));
+        let mut parts = policy(rules.collect()).parts().clone();
+        for it in &mut parts.limits {
+            it.limit = Limit::SlidingLog(SlidingLog::new(Rate::per_minute(10)).unwrap());
+        }
+        Policy::new(parts).select(&Descriptors::default(), 1).refusal
+    };
+    assert_eq!([12, 13].map(refusal), [None, Some(Refusal::TooManyChecks)]);
 }
 
 #[test]

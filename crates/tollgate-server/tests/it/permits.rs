@@ -82,7 +82,7 @@ fn policy_check_warns_of_more_limits_than_can_be_checked_together() {
     assert_eq!(
         warnings(&with_shadows(64)),
         [
-            "warning: more than 32 limits apply to requests such as /: 35 checks in shadow or of candidates are left out"
+            "warning: more limits apply to requests such as / than are checked at once (32, or fewer logs and counters): 35 checks in shadow or of candidates are left out"
         ]
     );
     assert!(warnings(&with_shadows(29)).is_empty(), "32 fit");
@@ -99,7 +99,9 @@ fn policy_check_warns_of_more_limits_than_can_be_checked_together() {
         .collect();
     assert_eq!(
         warnings(&format!("rules:\n{together}")),
-        ["warning: requests such as /api/x are refused: more than 32 limits apply to them together"]
+        [
+            "warning: requests such as /api/x are refused: more limits apply to them together than are checked at once (32, or fewer logs and counters)"
+        ]
     );
 }
 

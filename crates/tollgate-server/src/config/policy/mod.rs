@@ -196,11 +196,11 @@ pub(super) fn validate(
 fn warn_of(Crowd { path, is_refused, uncounted }: &Crowd) -> String {
     if *is_refused {
         return format!(
-            "requests such as {path} are refused: more than {CHECKS_MAX} limits apply to them together"
+            "requests such as {path} are refused: more limits apply to them together than are checked at once ({CHECKS_MAX}, or fewer logs and counters)"
         );
     }
     format!(
-        "more than {CHECKS_MAX} limits apply to requests such as {path}: {uncounted} checks in shadow or of candidates are left out"
+        "more limits apply to requests such as {path} than are checked at once ({CHECKS_MAX}, or fewer logs and counters): {uncounted} checks in shadow or of candidates are left out"
     )
 }
 

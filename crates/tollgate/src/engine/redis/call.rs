@@ -176,16 +176,18 @@ impl Call {
         let slot = self.turn.inner.routes.slot(key);
         let (limit, logs) = (self.limiter.limit(), self.turn.inner.logs);
         let change = match steps {
-            [Step::Reset] => self.turn.inner.call(key, slot, deadline, |_| script::forget(key)).await,
+            [Step::Reset] => {
+                self.turn.inner.call(key, slot, self.turn.line.hash, deadline, |_| script::forget(key)).await
+            }
             [Step::Change(it)] => {
                 let say = |to| {
                     script::change(limit, logs, key, *it, Doubt::of(limit, self.limiter.distrust(), to), to)
                 };
-                self.turn.inner.call(key, slot, deadline, say).await
+                self.turn.inner.call(key, slot, self.turn.line.hash, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
         };
-        self.turn.inner.lines.changed(key);
+        self.turn.inner.lines.changed(&self.turn.line);
         let done = change.and_then(|reply| match steps {
             [Step::Change(Change::Return { .. })] => out_of_turn(reply.value),
             _ => Ok(None),
@@ -216,7 +218,7 @@ impl Call {
             *doubt.lock() = doubted;
             script::ask(limit, logs, key, &questions, doubted, to)
         };
-        let called = self.turn.inner.call(key, slot, deadline, say).await;
+        let called = self.turn.inner.call(key, slot, self.turn.line.hash, deadline, say).await;
         let Reply { value, sent, received } = match called {
             Ok(reply) => reply,
             Err(why) => return (Err(why), None),
@@ -254,7 +256,7 @@ impl SetLead {
     pub(super) fn new(set: &Arc<CheckSet>, held: &[usize]) -> Self {
         let calls = held.iter().map(|number| {
             let member = &set.members[*number];
-            Call::new(&member.limiter, member.line())
+            Call::new(&member.limiter, member.line.clone())
         });
         Self { calls: calls.collect(), set: Arc::clone(set) }
     }
@@ -314,7 +316,8 @@ impl Inner {
     /// One call on sets whose keys are in one slot.
     async fn ask_sets(&self, call: &SetCall<'_>, deadline: Instant) -> Result<SetsAsked, StoreError> {
         // An error is told of the first key, whichever of them it was.
-        let key = call.states.first().map_or("", |member| &*member.key);
+        let first = call.states.first().map(|member| &member.line);
+        let key = first.map_or("", |line| &*line.key);
         // Those of the server that has answered: each one that is tried has its own.
         let doubts = Mutex::new(Vec::new());
         let say = |to: Bearings| {
@@ -324,7 +327,8 @@ impl Inner {
             *doubts.lock() = doubted;
             command
         };
-        let Reply { value, sent, received } = self.call(key, self.routes.slot(key), deadline, say).await?;
+        let Reply { value, sent, received } =
+            self.call(key, self.routes.slot(key), first.map_or(0, |line| line.hash), deadline, say).await?;
         let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
         self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
         let SetsTold { answers, memories, now } =

@@ -2,12 +2,12 @@
 //! A denial is remembered for as long as it can be no other.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use hashbrown::{Equivalent, HashMap};
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -118,27 +118,36 @@ pub(super) struct Next {
 }
 
 /// A key of a limiter.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LineKey {
     pub(super) limiter: u32,
+    /// [`Lines::hash`] of the key: it is worked out once.
+    pub(super) hash: u64,
     pub(super) key: Arc<str>,
 }
 
-#[derive(Hash)]
-struct LookUp<'a> {
-    limiter: u32,
-    key: &'a str,
-}
-
-impl<'a> LookUp<'a> {
-    fn of(member: &'a Member) -> Self {
-        Self { limiter: member.limiter.id(), key: &member.key }
+impl Hash for LineKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
     }
 }
 
-impl Equivalent<LineKey> for LookUp<'_> {
-    fn equivalent(&self, other: &LineKey) -> bool {
-        self.limiter == other.limiter && *self.key == *other.key
+/// Takes the hash that a key has.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn write(&mut self, bytes: &[u8]) {
+        // Only whole numbers are written. Anything else would still be told apart by the comparison.
+        self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
@@ -191,7 +200,7 @@ pub(super) struct Lines {
 
 #[derive(Default)]
 struct Shard {
-    lines: HashMap<LineKey, Line, RandomState>,
+    lines: HashMap<LineKey, Line, BuildHasherDefault<Hashed>>,
     /// When memories end, oldest first: all live equally long.
     ends: VecDeque<(Instant, LineKey)>,
     /// Refunds, charges and resets of keys of this shard that have begun or ended.
@@ -222,31 +231,20 @@ impl Lines {
         self.hasher.hash_one(key)
     }
 
-    fn shard(&self, key: &str) -> &Lock<Shard> {
-        self.shard_of(self.hash(key))
-    }
-
-    fn shard_of(&self, hash: u64) -> &Lock<Shard> {
-        &self.shards[(hash >> 32) as usize % SHARDS]
+    fn shard(&self, key: &LineKey) -> &Lock<Shard> {
+        &self.shards[(key.hash >> 32) as usize % SHARDS]
     }
 
     /// Brings a step to its line.
-    pub(super) fn enter(
-        &self,
-        limiter: u32,
-        key: &Arc<str>,
-        limit: &Limit,
-        step: &Step,
-        now: Instant,
-    ) -> Entered {
+    pub(super) fn enter(&self, key: &LineKey, limit: &Limit, step: &Step, now: Instant) -> Entered {
         let mut shard = self.shard(key).lock();
         shard.changes += u64::from(!matches!(step, Step::Ask(_)));
-        let Some(line) = shard.lines.get_mut(&LookUp { limiter, key }) else {
+        let Some(line) = shard.lines.get_mut(key) else {
             if !shard.make_room(now) {
                 return Entered::Full;
             }
             let line = Line { busy: true, ..Line::default() };
-            shard.lines.insert(LineKey { limiter, key: Arc::clone(key) }, line);
+            shard.lines.insert(key.clone(), line);
             return Entered::Lead;
         };
         if line.busy {
@@ -271,8 +269,8 @@ impl Lines {
     pub(super) fn enter_set(&self, set: &Arc<CheckSet>, left: &Arc<AtomicBool>, now: Instant) -> SetEntered {
         let mut busy = None;
         for (number, member) in set.members.iter().enumerate() {
-            let shard = self.shard_of(member.hash).lock();
-            let Some(line) = shard.lines.get(&LookUp::of(member)) else { continue };
+            let shard = self.shard(&member.line).lock();
+            let Some(line) = shard.lines.get(&member.line) else { continue };
             if line.busy {
                 busy = busy.or(Some(number));
             } else if let Some(remembered) = &line.remembered
@@ -282,9 +280,9 @@ impl Lines {
             }
         }
         if let Some(member) = busy.map(|number| &set.members[number]) {
-            let mut shard = self.shard_of(member.hash).lock();
+            let mut shard = self.shard(&member.line).lock();
             // It may have become free since.
-            if let Some(line) = shard.lines.get_mut(&LookUp::of(member)).filter(|line| line.busy) {
+            if let Some(line) = shard.lines.get_mut(&member.line).filter(|line| line.busy) {
                 if line.is_full() {
                     return SetEntered::Full;
                 }
@@ -304,22 +302,22 @@ impl Lines {
     /// The answer to a set, if one of its keys is known to deny it.
     pub(super) fn known_answer(&self, set: &CheckSet, now: Instant) -> Option<SetAnswer> {
         set.members.iter().enumerate().find_map(|(number, member)| {
-            let shard = self.shard_of(member.hash).lock();
-            let line = shard.lines.get(&LookUp::of(member)).filter(|line| !line.busy)?;
+            let shard = self.shard(&member.line).lock();
+            let line = shard.lines.get(&member.line).filter(|line| !line.busy)?;
             self.remembering.denies_set(line.remembered.as_ref()?, set, number, now)
         })
     }
 
     /// How many changes there were to keys in the shard of this one: what was asked before one of them is not remembered.
     pub(super) fn changes(&self, member: &Member) -> u64 {
-        self.shard_of(member.hash).lock().changes
+        self.shard(&member.line).lock().changes
     }
 
     /// Remembers what a call told of a key whose line it did not hold, unless the key may have been changed since `changes` was read.
     pub(super) fn remember(&self, member: &Member, told: Remembered, changes: u64, now: Instant) {
-        let mut shard = self.shard_of(member.hash).lock();
+        let mut shard = self.shard(&member.line).lock();
         let shard = &mut *shard;
-        let (key, end) = (member.line(), now + self.remembering.longest);
+        let (key, end) = (member.line.clone(), now + self.remembering.longest);
         if shard.changes != changes {
             return;
         }
@@ -336,7 +334,7 @@ impl Lines {
     }
 
     /// A change has ended, whether it was made or not.
-    pub(super) fn changed(&self, key: &str) {
+    pub(super) fn changed(&self, key: &LineKey) {
         self.shard(key).lock().changes += 1;
     }
 
@@ -344,8 +342,8 @@ impl Lines {
     pub(super) fn known_denial(&self, members: &[Member], now: Instant) -> Option<(usize, Decision)> {
         members.iter().enumerate().filter(|(_, it)| it.is_binding && it.is_asked()).find_map(
             |(number, it)| {
-                let shard = self.shard_of(it.hash).lock();
-                let line = shard.lines.get(&LookUp::of(it)).filter(|line| !line.busy)?;
+                let shard = self.shard(&it.line).lock();
+                let line = shard.lines.get(&it.line).filter(|line| !line.busy)?;
                 let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
                 Some((number, denied))
             },
@@ -354,14 +352,14 @@ impl Lines {
 
     /// Makes a key's line busy, if it is not and there is room for another.
     fn hold(&self, member: &Member, now: Instant) -> bool {
-        let mut shard = self.shard_of(member.hash).lock();
-        if let Some(line) = shard.lines.get_mut(&LookUp::of(member)) {
+        let mut shard = self.shard(&member.line).lock();
+        if let Some(line) = shard.lines.get_mut(&member.line) {
             line.remembered = None;
             return !std::mem::replace(&mut line.busy, true);
         }
         let has_room = shard.make_room(now);
         if has_room {
-            shard.lines.insert(member.line(), Line { busy: true, ..Line::default() });
+            shard.lines.insert(member.line.clone(), Line { busy: true, ..Line::default() });
         }
         has_room
     }
@@ -369,7 +367,7 @@ impl Lines {
     /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the line is free.
     /// Those at the head of the line whose denial is known now need no call.
     pub(super) fn next(&self, key: &LineKey, limit: &Limit, told: Option<Remembered>, now: Instant) -> Next {
-        let mut shard = self.shard(&key.key).lock();
+        let mut shard = self.shard(key).lock();
         let shard = &mut *shard;
         let Some(line) = shard.lines.get_mut(key) else { return Next::default() };
         let (mut denied, mut denied_sets) = (Vec::new(), Vec::new());
@@ -414,7 +412,7 @@ impl Lines {
     /// Frees a key whose call has ended without an answer. Its waiters are dropped, and learn that.
     pub(super) fn abandon(&self, key: &LineKey) {
         // Dropped after the lock: a waiter's task may be woken by it.
-        let abandoned = self.shard(&key.key).lock().lines.remove(key);
+        let abandoned = self.shard(key).lock().lines.remove(key);
         drop(abandoned);
     }
 }
@@ -646,7 +644,7 @@ mod tests {
     /// A caller who leads does its own call, and then those of the ones behind it.
     fn caller(lines: &Lines, store: &Store, key: &LineKey, now: Instant) {
         let step = Step::Ask(Question::Take(Ask::of(1)));
-        match lines.enter(key.limiter, &key.key, &store.limit, &step, now) {
+        match lines.enter(key, &store.limit, &step, now) {
             Entered::Denied(decision) => store.tell(&decision),
             Entered::Full => panic!("a line of four is not full"),
             Entered::Wait(answer) if thread_rng().gen_ratio(1, 3) => drop(answer),
@@ -693,7 +691,7 @@ mod tests {
                 let lines =
                     Arc::new(Lines::new(Remembering { longest: Duration::from_millis(80), clock: None }));
                 let store = Store::new();
-                let key = LineKey { limiter: 0, key: "user:1".into() };
+                let key = LineKey { limiter: 0, hash: 7, key: "user:1".into() };
                 let now = Instant::now();
                 let threads: Vec<_> = (0..5)
                     .map(|_| {
@@ -711,7 +709,7 @@ mod tests {
                     read(&store.admitted),
                     "what is paid is known"
                 );
-                let shard = lines.shard(&key.key).lock();
+                let shard = lines.shard(&key).lock();
                 assert!(
                     shard.lines.values().all(|line| !line.busy && line.waiting.is_empty()),
                     "nobody is left behind"

@@ -241,11 +241,12 @@ impl Inner {
         &self,
         key: &str,
         slot: u16,
+        hash: u64,
         deadline: Instant,
         command: impl Fn(Bearings) -> Command,
     ) -> Result<Reply, StoreError> {
         let handed_in = self.clock.as_ref().map(Clock::now);
-        let called = self.routes.call(key, slot, self.lines.hash(key), deadline, |bearings| {
+        let called = self.routes.call(key, slot, hash, deadline, |bearings| {
             let now = handed_in.or(bearings.now);
             command(Bearings { now, about: now.unwrap_or(bearings.about), ..bearings })
         });
@@ -434,6 +435,10 @@ impl RedisLimiter {
         whole.into()
     }
 
+    fn line(&self, key: Arc<str>) -> LineKey {
+        LineKey { limiter: self.id(), hash: self.inner.lines.hash(&key), key }
+    }
+
     async fn ask(&self, key: &str, question: Question) -> Result<Decision, StoreError> {
         Self::answered(self.step(key, Step::Ask(question)).await?)
     }
@@ -466,13 +471,14 @@ impl RedisLimiter {
     async fn step_at(&self, key: Arc<str>, step: Step) -> Result<Done, StoreError> {
         let now = Instant::now();
         let deadline = now + self.deadline();
-        match self.inner.lines.enter(self.id(), &key, self.limit(), &step, now) {
+        let line = self.line(key);
+        match self.inner.lines.enter(&line, self.limit(), &step, now) {
             Entered::Denied(decision) => {
                 self.inner.counters.remembered.fetch_add(1, Ordering::Relaxed);
                 Ok(Done::Answered(decision, None))
             }
             Entered::Lead => {
-                let call = Call::new(self, LineKey { limiter: self.id(), key });
+                let call = Call::new(self, line);
                 self.leading(call.lead(step, deadline)).await
             }
             Entered::Wait(answer) => match within(deadline, answer).await {

@@ -461,7 +461,7 @@ pub(super) fn ask_sets(
     logs: LogStorage,
     to: Bearings,
 ) -> Command {
-    let keys: SmallVec<[&str; 8]> = call.states.iter().map(|member| &*member.key).collect();
+    let keys: SmallVec<[&str; 8]> = call.states.iter().map(|member| &*member.line.key).collect();
     let mut command = evalsha(&SCRIPTS.several, &keys, to.now);
     let mut sizes = Numbers(Vec::with_capacity(8 + 16 * call.groups.len()));
     sizes.add([i64::from(call.has_shared)]);

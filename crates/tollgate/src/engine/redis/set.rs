@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
+use tollgate_core::policy::WORK_MAX;
 use tollgate_core::{Ask, Decision, Limit};
 
 use super::RedisLimiter;
@@ -13,17 +14,12 @@ use super::lines::LineKey;
 
 /// Sets in one call. Equal ones cost the server no more than one.
 const SETS_MAX: usize = 1_024;
-/// States that one call may have to read and write, a log counting as eight: about half a millisecond of the server.
-const WORK_MAX: usize = 64;
-
 /// One limit applied to one key, as part of a set.
 #[derive(Clone)]
 pub(super) struct Member {
     pub(super) limiter: RedisLimiter,
     /// The key in the store.
-    pub(super) key: Arc<str>,
-    /// [`super::lines::Lines::hash`] of the key.
-    pub(super) hash: u64,
+    pub(super) line: LineKey,
     pub(super) ask: Ask,
     pub(super) is_binding: bool,
 }
@@ -43,27 +39,16 @@ impl Member {
         self.ask.cost > 0 && !self.is_impossible()
     }
 
-    pub(super) fn line(&self) -> LineKey {
-        LineKey { limiter: self.limiter.id(), key: Arc::clone(&self.key) }
-    }
-
     pub(super) fn is_of(&self, line: &LineKey) -> bool {
-        self.limiter.id() == line.limiter && self.key == line.key
+        self.line == *line
     }
 
     fn has_state_of(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.key == other.key
+        self.line.hash == other.line.hash && self.line.key == other.line.key
     }
 
     fn is_equal(&self, other: &Self) -> bool {
-        self.limiter.id() == other.limiter.id()
-            && self.ask == other.ask
-            && self.is_binding == other.is_binding
-            && self.has_state_of(other)
-    }
-
-    fn work(&self) -> usize {
-        if matches!(self.limit(), Limit::SlidingLog(_)) { 8 } else { 1 }
+        self.ask == other.ask && self.is_binding == other.is_binding && self.line == other.line
     }
 
     /// Whether equal asks in a row are decided as one: nobody waits, and a denial leaves no trace.
@@ -97,7 +82,7 @@ impl CheckSet {
     }
 
     fn work(&self) -> usize {
-        self.members.iter().map(Member::work).sum()
+        self.members.iter().map(|member| member.limit().work()).sum()
     }
 
     /// The member that is asked for in this line, by number.
@@ -112,7 +97,8 @@ impl CheckSet {
         }
         for (member, decision) in self.members.iter().zip(&answer.decisions) {
             if let Some(decision) = decision.filter(Decision::is_admitted) {
-                let (limiter, key, cost) = (member.limiter.clone(), Arc::clone(&member.key), member.ask.cost);
+                let (limiter, key, cost) =
+                    (member.limiter.clone(), Arc::clone(&member.line.key), member.ask.cost);
                 member.limiter.hand_over(async move {
                     let start = decision.at.after(decision.outcome.delay());
                     // What cannot be given back comes back as the limit refills.

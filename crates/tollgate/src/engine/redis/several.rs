@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tollgate_core::policy::CHECKS_MAX;
+use tollgate_core::policy::{CHECKS_MAX, WORK_MAX};
 use tollgate_core::{Decision, Micros, Outcome, Timestamp};
 
 use super::call::{Leading, SetLead};
@@ -20,11 +20,12 @@ use super::{Inner, RedisEngine, RedisLimiter};
 use crate::engine::several::{Check, Decisions, Merged, merged};
 
 impl RedisEngine {
-    /// Takes from several limits, at most [`CHECKS_MAX`], or from none if one that is binding denies. The decisions are in the order
+    /// Takes from several limits, at most [`CHECKS_MAX`] and [`WORK_MAX`] of their work, or from none if one that is binding denies. The decisions are in the order
     /// of the checks. Where all limits are in one place (one server, or one slot of a cluster) that is one step; else one for each
     /// slot, and what was taken before a denial is given back. So is what was taken for a caller that has left.
     pub async fn acquire_all(&self, checks: &[Check<'_, RedisLimiter>]) -> Result<Decisions, StoreError> {
-        if checks.len() > CHECKS_MAX {
+        let work: usize = checks.iter().map(|it| it.limiter.limit().work()).sum();
+        if checks.len() > CHECKS_MAX || work > WORK_MAX {
             self.0.count_failure(&StoreError::Overloaded);
             return Err(StoreError::Overloaded);
         }
@@ -34,9 +35,8 @@ impl RedisEngine {
         let members: SmallVec<[Member; 4]> = checks
             .iter()
             .map(|it| {
-                let key = it.limiter.key(it.key);
-                let (hash, limiter) = (self.0.lines.hash(&key), it.limiter.clone());
-                Member { limiter, key, hash, ask: it.ask, is_binding: it.is_binding }
+                let line = it.limiter.line(it.limiter.key(it.key));
+                Member { limiter: it.limiter.clone(), line, ask: it.ask, is_binding: it.is_binding }
             })
             .collect();
         let left = Arc::new(AtomicBool::new(false));
@@ -85,8 +85,8 @@ impl Inner {
     /// Whether one call can decide on all members: all have to be asked, in one slot.
     fn are_in_one_place(&self, members: &[Member]) -> bool {
         let Some(first) = members.first() else { return false };
-        let slot = self.routes.slot(&first.key);
-        members.iter().all(|it| it.is_asked() && self.routes.slot(&it.key) == slot)
+        let slot = self.routes.slot(&first.line.key);
+        members.iter().all(|it| it.is_asked() && self.routes.slot(&it.line.key) == slot)
     }
 
     /// Decides on a set whose keys are in one slot: with others who ask for the same.
@@ -190,7 +190,7 @@ impl Request {
     fn places(&self) -> Vec<SmallVec<[usize; 4]>> {
         let mut places: Vec<(u16, SmallVec<[usize; 4]>)> = Vec::new();
         for (number, it) in self.members.iter().enumerate().filter(|(_, it)| it.is_asked()) {
-            let slot = self.inner.routes.slot(&it.key);
+            let slot = self.inner.routes.slot(&it.line.key);
             match places.iter_mut().find(|(known, _)| *known == slot) {
                 Some((_, numbers)) => numbers.push(number),
                 None => places.push((slot, SmallVec::from_elem(number, 1))),
@@ -209,10 +209,10 @@ impl Request {
         let grants: Vec<_> = taken
             .iter()
             .filter_map(|number| {
-                let Member { limiter, key, ask, .. } = &self.members[*number];
+                let Member { limiter, line, ask, .. } = &self.members[*number];
                 let decision = decisions[*number]?;
                 let start = decision.at.after(decision.outcome.delay());
-                Some((limiter.clone(), Arc::clone(key), ask.cost, start))
+                Some((limiter.clone(), Arc::clone(&line.key), ask.cost, start))
             })
             .collect();
         if grants.is_empty() {
@@ -240,7 +240,10 @@ impl Request {
             return untold(member, at);
         }
         let limiter = member.limiter.clone().with_deadline(time_left);
-        limiter.peek_key(Arc::clone(&member.key), member.ask).await.unwrap_or_else(|_| untold(member, at))
+        limiter
+            .peek_key(Arc::clone(&member.line.key), member.ask)
+            .await
+            .unwrap_or_else(|_| untold(member, at))
     }
 }
 
