@@ -85,7 +85,7 @@ impl Limit {
             | Self::CalendarQuota(_) => 1,
             Self::SlidingCounter(it) => {
                 let parts = it.sub_buckets() as usize / 4;
-                2 + if parts < 30 { parts } else { 30 }
+                2 + if parts < 60 { parts } else { 60 }
             }
             Self::SlidingLog(_) => 5,
         }
