@@ -145,7 +145,7 @@ pub(super) struct Group {
     pub(super) waiters: Vec<SetWaiter>,
 }
 
-/// Sets that go in one call: equal ones, or such that have one key in common and no other.
+/// Sets that one call decides. Either they are equal, or they share exactly one key.
 #[derive(Default)]
 pub(super) struct SetBatch {
     pub(super) groups: Vec<Group>,
@@ -186,7 +186,7 @@ impl SetBatch {
         Ok(())
     }
 
-    /// Whether a set asks for the same of the line's key as the first one, and has no other key in common with any.
+    /// Whether a set can join this call: it asks the line's key for the same as the first set, and shares no other key.
     fn can_share(&self, first: &CheckSet, set: &CheckSet, line: &LineKey) -> bool {
         let (Some(one), Some(other)) = (first.number_in(line), set.number_in(line)) else { return false };
         // What a log would answer to those whom another limit denies is not told by the script.
