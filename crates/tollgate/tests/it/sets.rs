@@ -58,7 +58,11 @@ fn equal_requests_go_together_and_each_is_decided_for_itself() {
         assert_eq!(answers, expected, "each admission has seen another number of permits left");
         for limiter in &limiters[..3] {
             let left = limiter.remaining("user:1").await.unwrap();
-            assert_eq!(limiter.limit().size() - left, 700, "a request that one limit denies takes nothing from the others");
+            assert_eq!(
+                limiter.limit().size() - left,
+                700,
+                "a request that one limit denies takes nothing from the others"
+            );
         }
     });
 }
