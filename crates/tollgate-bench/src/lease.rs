@@ -8,8 +8,8 @@ use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use serde_json::json;
 use tollgate::{
-    Ask, Basis, Clock, Consistency, Guard, GuardConfig, GuardedLimiter, LeaseTerms, Limit, LimitSettings,
-    Rate, RedisConfig, RedisEngine, TokenBucket,
+    Ask, Basis, Clock, Consistency, GuardConfig, LeaseTerms, Limit, LimitSettings, Limiter, Rate,
+    RedisConfig, RedisEngine, SharedEngine, TokenBucket,
 };
 use tollgate_testkit::{Bound, RedisServer};
 
@@ -38,8 +38,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// A node: an engine of its own on the store.
 struct Node {
     engine: RedisEngine,
-    guard: Guard,
-    limiter: GuardedLimiter,
+    guard: SharedEngine,
+    limiter: Limiter,
 }
 
 async fn node(server: &RedisServer, limit: Limit, consistency: Consistency) -> Result<Node> {
@@ -47,7 +47,7 @@ async fn node(server: &RedisServer, limit: Limit, consistency: Consistency) -> R
     config.deadline = Duration::from_secs(1);
     let (engine, driver) = RedisEngine::new(config);
     tokio::spawn(driver.run());
-    let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());
+    let (guard, driver) = SharedEngine::new(engine.clone(), GuardConfig::default(), Clock::system());
     tokio::spawn(driver.run());
     engine.connected(Duration::from_secs(5)).await?;
     let settings = LimitSettings { consistency, ..LimitSettings::default() };
@@ -154,7 +154,7 @@ fn hot_keys(report: &mut Report, rounds: usize, duration: Duration) -> Result<()
 }
 
 /// One of the two threads.
-async fn ask(limiter: GuardedLimiter, number: u64, stop: Arc<AtomicBool>) -> Result<Seen> {
+async fn ask(limiter: Limiter, number: u64, stop: Arc<AtomicBool>) -> Result<Seen> {
     let keys = keys(HOT_KEYS);
     let order = sequence(HOT_KEYS, 1 << 16, Popularity::Uniform, number);
     let mut seen = Seen::new()?;
@@ -225,7 +225,7 @@ fn zipf(report: &mut Report, _: usize, duration: Duration) -> Result<()> {
 }
 
 /// Requests at a constant rate, whatever becomes of them. Only the second half counts.
-async fn steadily(limiter: GuardedLimiter, seed: u64, per_second: f64, duration: Duration) -> Result<Seen> {
+async fn steadily(limiter: Limiter, seed: u64, per_second: f64, duration: Duration) -> Result<Seen> {
     let keys = Arc::new(keys(ZIPF_KEYS));
     let order =
         sequence(ZIPF_KEYS, (per_second * duration.as_secs_f64()) as usize + 1, Popularity::Zipf, seed);
@@ -364,11 +364,7 @@ fn at_its_end(limit: Limit, consistency: Consistency, duration: Duration) -> Res
 const NOISE: u64 = SIDE_PERMITS / 1_000;
 
 /// Requests at a constant rate: when they were admitted, and how many were decided.
-async fn admissions(
-    limiter: GuardedLimiter,
-    per_second: f64,
-    duration: Duration,
-) -> Result<(Vec<(u64, u64)>, u64)> {
+async fn admissions(limiter: Limiter, per_second: f64, duration: Duration) -> Result<(Vec<(u64, u64)>, u64)> {
     let (mut admitted, mut decided, mut sent) = (Vec::new(), 0, 0);
     let begun = Instant::now();
     let mut running = tokio::task::JoinSet::new();

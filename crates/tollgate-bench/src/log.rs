@@ -24,14 +24,14 @@ const LONG_US: i64 = 50;
 /// Commands that are sent before an answer is read.
 const PIPELINE: usize = 1_000;
 
-pub(crate) const PRELUDE: &str = include_str!("../../tollgate/src/engine/redis/lua/prelude.lua");
-const LOG_HEAD: &str = include_str!("../../tollgate/src/engine/redis/lua/log_head.lua");
-const LOG: &str = include_str!("../../tollgate/src/engine/redis/lua/log.lua");
+pub(crate) const PRELUDE: &str = include_str!("../../tollgate/src/redis/lua/prelude.lua");
+const LOG_HEAD: &str = include_str!("../../tollgate/src/redis/lua/log_head.lua");
+const LOG: &str = include_str!("../../tollgate/src/redis/lua/log.lua");
 /// Each takes the same arguments and gives the same answers. The stream is a script of the benchmark's own.
 pub(crate) const STORAGES: [(&str, &[&str]); 3] = [
-    ("sorted set", &[LOG_HEAD, include_str!("../../tollgate/src/engine/redis/lua/sliding_log.lua"), LOG]),
+    ("sorted set", &[LOG_HEAD, include_str!("../../tollgate/src/redis/lua/sliding_log.lua"), LOG]),
     ("stream", &[include_str!("lua/sliding_log_stream.lua")]),
-    ("packed", &[LOG_HEAD, include_str!("../../tollgate/src/engine/redis/lua/sliding_log_packed.lua"), LOG]),
+    ("packed", &[LOG_HEAD, include_str!("../../tollgate/src/redis/lua/sliding_log_packed.lua"), LOG]),
 ];
 
 /// What is measured, in the order of the table.

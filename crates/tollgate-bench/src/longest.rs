@@ -12,7 +12,7 @@ use redis::{Connection, Value};
 use tollgate::algorithm::SUB_BUCKETS_MAX;
 use tollgate::rules::{CHECKS_MAX, WORK_MAX};
 use tollgate::{
-    Ask, Check, Clock, Limit, LogStorage, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    Backend, Check, Clock, Limit, LogStorage, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
     SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{RedisServer, ServerProgram};
@@ -244,18 +244,10 @@ impl Calls {
             self.clock.set(Timestamp::from_micros(BEGIN_US + horizon + round));
             let checks: Vec<_> = limiters
                 .iter()
-                .map(|limiter| Check {
-                    limiter,
-                    key: "user",
-                    ask: Ask::of(limit.size() / 2),
-                    is_binding: false,
-                })
+                .map(|limiter| Check::new(limiter.id(), "user", limit.size() / 2).counted_only())
                 .collect();
             let before = self.busy()?;
-            match &checks[..] {
-                [only] => drop(only.limiter.acquire(only.key, only.ask).await?),
-                all => drop(self.engine.acquire_all(all).await?),
-            }
+            self.engine.decide(&checks).await?;
             shortest = shortest.min(self.busy()? - before);
         }
         Ok(shortest)

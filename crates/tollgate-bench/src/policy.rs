@@ -13,8 +13,8 @@ use tollgate::rules::{
     RuleLimit, RuleLimits, Source, ValueCondition,
 };
 use tollgate::{
-    Clock, Engine, FixedWindow, Guard, GuardConfig, Limit, LimitSettings, PolicyLimiter, PolicyVerdict, Rate,
-    SlidingCounter, TokenBucket,
+    Clock, Engine, FixedWindow, GuardConfig, Limit, LimitSettings, PolicyLimiter, PolicyVerdict, Rate,
+    SharedEngine, SlidingCounter, TokenBucket,
 };
 
 use crate::keys::Random;
@@ -69,10 +69,10 @@ fn flood(policy: Policy, users: u64, duration: Duration, is_admitted: bool) -> R
     let server = server()?;
     on_one_core(async {
         let engine = engine(&server).await?;
-        let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());
+        let (guard, driver) = SharedEngine::new(engine.clone(), GuardConfig::default(), Clock::system());
         tokio::spawn(driver.run());
         let settings = vec![LimitSettings::default(); policy.limits().len()];
-        let limiter = Arc::new(PolicyLimiter::new(&Engine::Redis(guard), policy, &settings)?);
+        let limiter = Arc::new(PolicyLimiter::new(&Engine::Shared(guard), policy, &settings)?);
         let asked = Arc::new(AtomicU64::new(0));
         let mut tasks: tokio::task::JoinSet<Result<()>> = tokio::task::JoinSet::new();
         for number in 0..TASKS {
@@ -344,9 +344,9 @@ fn several(report: &mut Report, rounds: usize, duration: Duration) -> Result<()>
         let server = server()?;
         let seen = on_one_core(async {
             let engine = engine(&server).await?;
-            let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+            let (guard, driver) = SharedEngine::new(engine, GuardConfig::default(), Clock::system());
             tokio::spawn(driver.run());
-            let engine = Engine::Redis(guard);
+            let engine = Engine::Shared(guard);
             let limiters = [1, 4].map(|count| {
                 Ok::<_, anyhow::Error>(Arc::new(PolicyLimiter::new(
                     &engine,

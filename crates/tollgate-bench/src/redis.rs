@@ -243,9 +243,9 @@ fn redis_benchmark(server: &RedisServer, requests: u64, command: &[&str]) -> Res
 
 /// Tollgate's script of the token bucket.
 const OWN_SCRIPT: [&str; 3] = [
-    include_str!("../../tollgate/src/engine/redis/lua/prelude.lua"),
+    include_str!("../../tollgate/src/redis/lua/prelude.lua"),
     "local AMOUNT, DATED, WATER = 'tokens', 'last_refill', false\n",
-    include_str!("../../tollgate/src/engine/redis/lua/bucket.lua"),
+    include_str!("../../tollgate/src/redis/lua/bucket.lua"),
 ];
 
 /// What redis-benchmark sends for one token of a bucket of 100, 10/s. It cannot send zero bytes, so it sends as many others,

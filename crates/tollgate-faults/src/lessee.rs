@@ -12,8 +12,8 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tollgate::{
-    Ask, Basis, Clock, Consistency, FailureMode, Guard, GuardConfig, Limit, LimitSettings, OnFailure, Rate,
-    RedisConfig, RedisEngine, TokenBucket,
+    Ask, Basis, Clock, Consistency, FailureMode, GuardConfig, Limit, LimitSettings, OnFailure, Rate,
+    RedisConfig, RedisEngine, SharedEngine, TokenBucket,
 };
 use tollgate_testkit::Random;
 
@@ -136,7 +136,7 @@ impl Lessee {
         let config = RedisConfig::new(self.store.parse().context("the store")?);
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
-        let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());
+        let (guard, driver) = SharedEngine::new(engine.clone(), GuardConfig::default(), Clock::system());
         tokio::spawn(driver.run());
         let limit = Limit::TokenBucket(TokenBucket::new(self.burst, Rate::per_second(self.permits))?);
         let limiter = guard.limiter("lent", limit, self.settings()?)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tollgate::{Ask, Clock, Guard, GuardConfig, GuardedLimiter, RedisConfig, RedisEngine};
+use tollgate::{Ask, Clock, GuardConfig, Limiter, RedisConfig, RedisEngine, SharedEngine};
 
 use crate::record::{Record, now_us};
 use crate::traffic::{LIMITS, Traffic, key_name};
@@ -65,9 +65,9 @@ impl Worker {
         let config = RedisConfig::new(self.store.parse().context("the store")?);
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
-        let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+        let (guard, driver) = SharedEngine::new(engine, GuardConfig::default(), Clock::system());
         tokio::spawn(driver.run());
-        let limiters: Vec<GuardedLimiter> = LIMITS
+        let limiters: Vec<Limiter> = LIMITS
             .iter()
             .map(|it| guard.limiter(&it.algorithm.to_lowercase(), it.limit(), it.on_failure()))
             .collect::<Result<_, _>>()?;
@@ -108,7 +108,7 @@ impl Worker {
         // Those under way have a deadline.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let failed =
-            tollgate::StoreError::CLASSES.map(str::to_owned).into_iter().zip(guard.engine().stats().failed);
+            tollgate::StoreError::CLASSES.map(str::to_owned).into_iter().zip(guard.redis().stats().failed);
         let summary = Summary { tasks: [tasks, alive_tasks()], failed: failed.collect(), ticks_us };
         let records = records.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = std::io::BufWriter::new(std::fs::File::create(&self.out)?);
@@ -125,7 +125,7 @@ fn alive_tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
-async fn decide(limiter: &GuardedLimiter, limit: u8, key: u32) -> Record {
+async fn decide(limiter: &Limiter, limit: u8, key: u32) -> Record {
     let start_us = now_us();
     let verdict = limiter.acquire(&key_name(key), Ask::of(1)).await;
     let at_us = now_us();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tollgate::{Clock, Engine, Guard, LeaseStats, MemoryEngine, RedisConfig, RedisEngine};
+use tollgate::{Clock, Engine, LeaseStats, MemoryEngine, RedisConfig, RedisEngine, SharedEngine};
 
 use crate::access::{Access, AdminAccess};
 use crate::config::{Config, Serving, Store};
@@ -95,7 +95,7 @@ impl App {
         let limiters: Vec<_> = limiters?;
         let _lessees = limiters.clone();
         config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
-        if matches!(engine, Engine::Redis(_)) {
+        if matches!(engine, Engine::Shared(_)) {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
         }
         if is_open && !config.client_address.trusted_proxies.is_empty() {
@@ -164,11 +164,11 @@ impl App {
         tokio::time::sleep(config.server.drain_delay).await;
         stopping.closing.cancel();
         tasks.wait().await;
-        if let Engine::Redis(guard) = &engine {
+        if let Engine::Shared(shared) = &engine {
             // What the store does not take within this is lost, as with a crash.
-            let settle = async { tokio::join!(guard.give_leases_back(), guard.settle_debts()) };
+            let settle = async { tokio::join!(shared.give_leases_back(), shared.settle_debts()) };
             let _ = tokio::time::timeout(SETTLE_TIMEOUT, settle).await;
-            let LeaseStats { granted, spent, returned, expired, lost, held, .. } = guard.lease_stats();
+            let LeaseStats { granted, spent, returned, expired, lost, held, .. } = shared.lease_stats();
             if granted > 0 {
                 tracing::info!(granted, spent, returned, expired, lost, held, "leases given back");
             }
@@ -193,9 +193,9 @@ async fn engine(config: &Config, clock: Clock) -> Result<Engine> {
             if *require {
                 engine.connected(within).await.context("the store is required (--require-store)")?;
             }
-            let (guard, driver) = Guard::new(engine, guard, clock);
+            let (shared, driver) = SharedEngine::new(engine, guard, clock);
             tokio::spawn(driver.run());
-            Ok(Engine::Redis(guard))
+            Ok(Engine::Shared(shared))
         }
     }
 }

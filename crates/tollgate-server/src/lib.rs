@@ -3,6 +3,7 @@
 mod access;
 mod address;
 pub mod app;
+mod assigned;
 pub mod cli;
 pub mod config;
 mod doors;

@@ -1,19 +1,19 @@
 //! The policy that is in force, how another one takes its place, and the tiers that were assigned.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, RwLock};
-use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, Source};
+use parking_lot::Mutex;
+use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, RuleCheck, Source};
 use tollgate::{
     ASSIGNED_MAX, Assigned, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
-    TooManyLimits, Version,
+    TooManyLimits, Verdict, Version,
 };
 
+use crate::assigned::AssignedTiers;
 use crate::config::{
     CheckedPolicy, ConfigErrors, PolicyConfig, PolicyOrigin, load_policy, notes, read_policy,
 };
@@ -27,9 +27,7 @@ pub(crate) struct LivePolicy {
     own: Mutex<PolicyConfig>,
     /// Changes come one after another. A policy is read with the lock held, so that the memory for reading is taken once.
     changing: tokio::sync::Mutex<Known>,
-    assigned: RwLock<HashMap<(String, String), Arc<str>>>,
-    /// How many are assigned, to be read without the lock.
-    assigned_count: AtomicU64,
+    assigned: AssignedTiers,
     control: Option<Control>,
 }
 
@@ -109,7 +107,7 @@ pub(crate) struct Loaded {
     /// Headers that some part of the policy reads, by their names in lower case.
     read_headers: HashSet<Box<str>>,
     /// By rule, the default rule last.
-    answers: Vec<RuleAnswers>,
+    answers: Arc<[RuleAnswers]>,
 }
 
 /// Why another policy did not come into force. The one before still is.
@@ -157,15 +155,14 @@ impl LivePolicy {
         let loaded = Loaded::new(limiter, &metrics, checked, own.origin.to_string());
         let control = match engine {
             Engine::Memory(_) => None,
-            Engine::Redis(guard) => Some(guard.engine().control()),
+            Engine::Shared(shared) => Some(shared.redis().control()),
         };
         Ok(Self {
             metrics,
             current: ArcSwap::from_pointee(loaded),
             own: Mutex::new(own),
             changing: tokio::sync::Mutex::default(),
-            assigned: RwLock::default(),
-            assigned_count: AtomicU64::new(0),
+            assigned: AssignedTiers::default(),
             control,
         })
     }
@@ -352,18 +349,7 @@ impl LivePolicy {
             return;
         }
         known.tiers = news.tiers_version.clone();
-        let mut assigned = self.assigned.write();
-        if news.all_tiers {
-            assigned.clear();
-        }
-        for AssignedTier { family, member, tier } in &news.tiers {
-            let key = (family.clone(), member.clone());
-            match tier.is_empty() {
-                true => assigned.remove(&key),
-                false => assigned.insert(key, tier.as_str().into()),
-            };
-        }
-        self.assigned_count.store(assigned.len() as u64, Ordering::Relaxed);
+        self.assigned.change(&news.tiers, news.all_tiers);
     }
 
     /// Writes the tiers back that the store has lost. Returns whether it has these or newer ones.
@@ -373,18 +359,10 @@ impl LivePolicy {
         known: &Known,
         version: &Version,
     ) -> Result<bool, StoreError> {
-        let tiers: Vec<_> = {
-            if known.tiers != *version {
-                return Ok(false);
-            }
-            let assigned = self.assigned.read();
-            let tier = |((family, member), tier): (&(String, String), &Arc<str>)| AssignedTier {
-                family: family.clone(),
-                member: member.clone(),
-                tier: tier.to_string(),
-            };
-            assigned.iter().map(tier).collect()
-        };
+        if known.tiers != *version {
+            return Ok(false);
+        }
+        let tiers = self.assigned.all();
         control.keep_tiers(version, &tiers).await
     }
 
@@ -396,8 +374,8 @@ impl LivePolicy {
             self.hear().await;
             return Ok(assigned == Assigned::Done);
         }
-        let is_new = !self.assigned.read().contains_key(&(tier.family.clone(), tier.member.clone()));
-        if is_new && !tier.tier.is_empty() && self.assigned.read().len() as u64 >= ASSIGNED_MAX {
+        let is_new = self.assigned.get(&tier.family, &tier.member).is_none();
+        if is_new && !tier.tier.is_empty() && self.assigned.count() as u64 >= ASSIGNED_MAX {
             return Ok(false);
         }
         let mut known = self.changing.lock().await;
@@ -427,7 +405,7 @@ impl LivePolicy {
 
     /// The tier that was assigned to a member of a family.
     pub(crate) fn assigned(&self, family: &str, member: &str) -> Option<Arc<str>> {
-        self.assigned.read().get(&(family.to_owned(), member.to_owned())).cloned()
+        self.assigned.get(family, member)
     }
 
     /// The tiers that were assigned to who asks, by family.
@@ -436,20 +414,7 @@ impl LivePolicy {
         policy: &Loaded,
         request: &Descriptors<'_>,
     ) -> Vec<(Box<str>, Arc<str>)> {
-        let mut found = Vec::new();
-        if self.assigned_count.load(Ordering::Relaxed) == 0 {
-            return found;
-        }
-        for family in &policy.limiter.policy().parts().families {
-            let member = match family.member {
-                KeyPart::ApiKey => request.api_key,
-                _ => request.user,
-            };
-            if let Some(tier) = member.and_then(|member| self.assigned(&family.name, member)) {
-                found.push((family.name.clone(), tier));
-            }
-        }
-        found
+        self.assigned.of_request(&policy.limiter.policy().parts().families, request)
     }
 
     /// Puts another policy in force. Requests under way end by the old one.
@@ -496,9 +461,18 @@ fn read_headers(parts: &PolicyParts) -> HashSet<Box<str>> {
     in_conditions.chain(in_keys).cloned().collect()
 }
 
+/// Counts what one limit has decided.
+fn count(answers: &[RuleAnswers], check: &RuleCheck, verdict: &Verdict) {
+    if let Some(answers) = answers.get(check.rule) {
+        answers.count(check.role, check.is_candidate, verdict.is_admitted());
+    }
+}
+
 impl Loaded {
     fn new(limiter: PolicyLimiter, metrics: &SharedMetrics, checked: &CheckedPolicy, origin: String) -> Self {
-        let answers = rules_of(checked).map(|rule| metrics.of_rule(&rule.name)).collect();
+        let answers: Arc<[RuleAnswers]> = rules_of(checked).map(|rule| metrics.of_rule(&rule.name)).collect();
+        let counted = Arc::clone(&answers);
+        let limiter = limiter.reporting(move |check, verdict| count(&counted, check, verdict));
         metrics.policy_in_force(&checked.version);
         Self {
             version: checked.version.clone(),
@@ -525,9 +499,7 @@ impl Loaded {
     /// Counts what was decided.
     pub(crate) fn count(&self, verdict: &PolicyVerdict) {
         for (_, check, decided) in verdict.known() {
-            if let Some(answers) = self.answers.get(check.rule) {
-                answers.count(check.role, check.is_candidate, decided.is_admitted());
-            }
+            count(&self.answers, check, decided);
         }
         for rule in &verdict.selection.skipped {
             if let Some(answers) = self.answers.get(*rule) {

@@ -181,7 +181,7 @@ impl Metrics {
         let help = "Requests admitted without a check because no rule of the policy applied, and no default";
         registry.register("tollgate_policy_unmatched", help, unmatched.clone());
         let uncounted = Counter::default();
-        let help = "Checks in shadow and of candidates left out because too many limits applied to a request";
+        let help = "Checks in shadow and of candidates left out: too many limits applied to a request, or too many checks waited";
         registry.register("tollgate_policy_checks_left_out", help, uncounted.clone());
         let judged = Family::<RequestLabels, Counter>::default();
         registry.register("tollgate_policy_requests", "Requests judged by the policy", judged.clone());
@@ -372,10 +372,10 @@ impl prometheus_client::collector::Collector for EngineCollector {
                 let help = "Keys dropped, before they were full again, to make room for others";
                 counter(&mut encoder, "tollgate_keys_evicted", help, stats.evicted)
             }
-            Engine::Redis(guard) => {
-                let engine = guard.engine();
+            Engine::Shared(shared) => {
+                let engine = shared.redis();
                 let stats = engine.stats();
-                let up = u64::from(guard.health().is_ok());
+                let up = u64::from(shared.health().is_ok());
                 gauge(
                     &mut encoder,
                     "tollgate_store_up",
@@ -397,12 +397,12 @@ impl prometheus_client::collector::Collector for EngineCollector {
                 encode_breakers(&mut encoder, &engine.servers())?;
                 let help = "Nodes that share the store, as it last said; 0 if it never has";
                 gauge(&mut encoder, "tollgate_nodes", help, u64::from(engine.nodes().unwrap_or(0)))?;
-                let guarded = guard.stats();
+                let guarded = shared.stats();
                 let help =
                     "Panics in background tasks, which were counted and started again: defects of Tollgate";
                 counter(&mut encoder, "tollgate_task_panics", help, stats.panics + guarded.panics)?;
                 encode_guard(&mut encoder, &guarded)?;
-                encode_leases(&mut encoder, &guard.lease_stats())
+                encode_leases(&mut encoder, &shared.lease_stats())
             }
         }
     }

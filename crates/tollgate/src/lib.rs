@@ -15,53 +15,70 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! With a store, which may fail, a [`Guard`] answers whatever happens, and says on what ground:
+//! With a store, which may fail, an engine still answers every check, and every answer names its basis:
 //!
 //! ```no_run
-//! use tollgate::{Ask, Clock, FailureMode, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, TokenBucket};
+//! use tollgate::{Ask, Clock, FailureMode, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, SharedEngine, TokenBucket};
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let (engine, driver) = RedisEngine::new(RedisConfig::new("redis://127.0.0.1".parse()?));
+//! let (redis, driver) = RedisEngine::new(RedisConfig::new("redis://127.0.0.1".parse()?));
 //! tokio::spawn(driver.run());
-//! let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+//! let (engine, driver) = SharedEngine::new(redis, GuardConfig::default(), Clock::system());
 //! tokio::spawn(driver.run());
 //!
 //! let limit = Limit::TokenBucket(TokenBucket::new(5, Rate::per_minute(5))?);
-//! let login = guard.limiter("login", limit, OnFailure { mode: FailureMode::Closed, ..OnFailure::default() })?;
+//! let login = engine.limiter("login", limit, OnFailure { mode: FailureMode::Closed, ..OnFailure::default() })?;
 //! let verdict = login.acquire("user:123", Ask::of(1)).await;
-//! println!("admitted: {}, on the ground: {}", verdict.is_admitted(), verdict.basis.as_str());
+//! println!("admitted: {}, on the basis: {}", verdict.is_admitted(), verdict.basis.as_str());
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A request with several limits is a slice of [`Check`]s, decided together by [`Engine::decide`].
 
 // A sixth algorithm must not compile until every match knows it.
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod backend;
+mod by_limit;
+mod check;
 mod clock;
+mod deadline;
 mod engine;
 mod guard;
+mod hash;
 mod key;
+mod leases;
 mod limiter;
+mod memory;
 mod newcomers;
 mod policy;
+mod rate_limiter;
+mod redis;
+mod settings;
+mod sync;
+mod tasks;
+mod verdict;
 
+pub use self::redis::{
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, KEY_PREFIX, LogStorage, News, REMEMBER_MAX, RedisConfig,
+    RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig,
+    Version,
+};
+pub use backend::{Backend, Deadlines, Lent, Store, Wanted};
+pub use check::{Check, HashedKey, LimitId};
 pub use clock::Clock;
-pub use engine::lease::{DecidedBy, LeaseLimiter, LeaseStats, WeakLeaseLimiter};
-pub use engine::memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
-pub use engine::redis::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, KEY_PREFIX, Lent, LogStorage, News, REMEMBER_MAX,
-    RedisConfig, RedisDriver, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl,
-    StoreUrlError, TlsConfig, Version, Wanted,
-};
-pub use engine::{Check, Decisions, RateLimiter};
-pub use guard::{
-    Basis, FailureMode, Guard, GuardConfig, GuardDriver, GuardStats, GuardedLimiter, LimitSettings,
-    OnFailure, Share, ShareError, Verdict,
-};
+pub use engine::{Engine, SharedEngine};
+pub use guard::{Guard, GuardConfig, GuardDriver, GuardStats, Share, ShareError};
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
-pub use limiter::{Engine, Limiter};
+pub use leases::{Lease, LeaseStats};
+pub use limiter::Limiter;
+pub use memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use newcomers::SHARED_SUBJECT;
 pub use policy::{PolicyLimiter, PolicyOutcome, PolicyVerdict};
+pub use rate_limiter::RateLimiter;
+pub use settings::{FailureMode, LimitSettings, OnFailure};
+pub use tasks::{Driver, Tasks};
 /// Rules, matching, keys and tiers: from a request to the limits that it is checked against.
 pub use tollgate_core::policy as rules;
 pub use tollgate_core::{
@@ -71,3 +88,4 @@ pub use tollgate_core::{
     SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
     Weekday, algorithm, lease, parse_duration,
 };
+pub use verdict::{Basis, Verdict, Verdicts};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 use tollgate_core::policy::{
@@ -10,11 +11,16 @@ use tollgate_core::policy::{
 };
 use tollgate_core::{Ask, Decision, Micros, Outcome, Timestamp};
 
-use crate::engine::Check;
-use crate::engine::memory::TooManyLimits;
-use crate::guard::{Basis, LimitSettings, Verdict};
-use crate::limiter::{Engine, Limiter};
+use crate::check::{Check, HashedKey};
+use crate::engine::Engine;
+use crate::limiter::Limiter;
+use crate::memory::TooManyLimits;
 use crate::newcomers::{Newcomers, Place, SHARED_SUBJECT};
+use crate::settings::LimitSettings;
+use crate::verdict::{Basis, Verdict, Verdicts};
+
+/// Requests whose counted-only limits wait to be decided: some 1 MB. Those of further requests are left out, which is counted.
+const LATER_MAX: usize = 4_096;
 
 /// A policy, and the limiters of its limits.
 pub struct PolicyLimiter {
@@ -26,7 +32,13 @@ pub struct PolicyLimiter {
     settings: Vec<LimitSettings>,
     /// By rule, the default rule last.
     bounds: Vec<Option<Bound>>,
+    /// Requests whose counted-only limits are decided after the answer.
+    later: Arc<AtomicUsize>,
+    on_counted: Option<OnCounted>,
 }
+
+/// Called with each counted-only check that was decided after its request was answered.
+type OnCounted = Arc<dyn Fn(&RuleCheck, &Verdict) + Send + Sync>;
 
 /// A bound on the new subjects of a rule.
 struct Bound {
@@ -45,8 +57,10 @@ impl std::fmt::Debug for PolicyLimiter {
 pub struct PolicyVerdict {
     /// Which limits it was checked against.
     pub selection: Selection,
-    /// By check; empty where none was made. None: another limit is known to deny, and this one was not asked.
-    pub verdicts: SmallVec<[Option<Verdict>; 4]>,
+    /// By check; empty where none was made. `None`: the check was not decided, because another limit is known to deny the request, or
+    /// because it is only counted and is decided after the answer.
+    pub verdicts: Verdicts,
+    outcome: PolicyOutcome,
 }
 
 /// Whether a request may go ahead.
@@ -85,7 +99,7 @@ impl PolicyLimiter {
         before: Option<&Self>,
     ) -> Result<Self, TooManyLimits> {
         // A log is kept for the longer windows that may ask for it: those of other tiers, and for a while those of the policy before.
-        policy.retain_logs(before.map_or(&[], |before| before.policy.limits()), engine.clock().now());
+        policy.retain_logs(before.map_or(&[], |before| before.policy.limits()), engine.now());
         let mut known = HashMap::new();
         if let Some(before) = before {
             let old = before.policy.limits().iter().zip(&before.settings).zip(&before.limiters);
@@ -105,7 +119,14 @@ impl PolicyLimiter {
             .collect();
         let limiters = limiters?;
         let bounds = rules(&policy).map(|rule| Bound::of(rule, &settings, before)).collect();
-        Ok(Self { engine: engine.clone(), limiters, settings, bounds, policy })
+        let later = before.map(|before| Arc::clone(&before.later)).unwrap_or_default();
+        Ok(Self { engine: engine.clone(), limiters, settings, bounds, policy, later, on_counted: None })
+    }
+
+    /// The same limiter, which calls `on_counted` with each counted-only check that was decided after its request was answered.
+    #[must_use]
+    pub fn reporting(self, on_counted: impl Fn(&RuleCheck, &Verdict) + Send + Sync + 'static) -> Self {
+        Self { on_counted: Some(Arc::new(on_counted)), ..self }
     }
 
     /// The policy.
@@ -122,40 +143,114 @@ impl PolicyLimiter {
     pub async fn decide(&self, mut selection: Selection) -> PolicyVerdict {
         self.bound_subjects(&mut selection, Newcomers::place);
         if selection.refusal.is_some() || selection.checks.is_empty() {
-            return PolicyVerdict { selection, verdicts: SmallVec::new() };
+            return PolicyVerdict::new(selection, Verdicts::new());
         }
-        let checks: SmallVec<[Check<'_, Limiter>; 4]> = selection
-            .checks
-            .iter()
-            .map(|it| Check {
-                limiter: &self.limiters[it.limit],
-                key: &selection.subjects[it.subject],
-                ask: ask(it),
-                is_binding: it.role == Role::Enforced,
-            })
-            .collect();
-        let verdicts = self.engine.acquire_all(&checks).await;
+        let checks = self.checks(&selection);
+        let verdicts = match self.held_up_by(&selection) {
+            None => self.engine.decide(&checks).await,
+            Some(at_once) => {
+                let asked: SmallVec<[Check<'_>; 4]> = at_once.iter().map(|number| checks[*number]).collect();
+                let mut verdicts = Verdicts::from_elem(None, checks.len());
+                for (number, verdict) in at_once.into_iter().zip(self.engine.decide(&asked).await) {
+                    verdicts[number] = verdict;
+                }
+                verdicts
+            }
+        };
         drop(checks);
-        PolicyVerdict { selection, verdicts }
+        let mut verdict = PolicyVerdict::new(selection, verdicts);
+        if !verdict.is_whole() && verdict.is_admitted() {
+            self.count_later(&mut verdict);
+        }
+        verdict
+    }
+
+    /// The checks of a selection, each key hashed once.
+    fn checks<'a>(&self, selection: &'a Selection) -> SmallVec<[Check<'a>; 4]> {
+        let keys: SmallVec<[HashedKey<'a>; 2]> =
+            selection.subjects.iter().map(|subject| HashedKey::new(subject)).collect();
+        let check = |it: &RuleCheck| Check {
+            limit: self.limiters[it.limit].id(),
+            key: keys[it.subject],
+            ask: ask(it),
+            enforced: it.role == Role::Enforced,
+        };
+        selection.checks.iter().map(check).collect()
+    }
+
+    /// The checks that are decided at once, by number, if others would hold them up: on a cluster, limits of another subject may need a
+    /// call of their own, which what is only counted is not worth.
+    fn held_up_by(&self, selection: &Selection) -> Option<SmallVec<[usize; 4]>> {
+        let checks = &selection.checks;
+        if !self.engine.is_cluster() || checks.iter().all(|it| it.role == Role::Enforced) {
+            return None;
+        }
+        let enforced = || checks.iter().filter(|it| it.role == Role::Enforced);
+        let goes_along =
+            |it: &RuleCheck| it.role == Role::Enforced || enforced().any(|other| other.subject == it.subject);
+        let at_once: SmallVec<[usize; 4]> =
+            (0..checks.len()).filter(|number| goes_along(&checks[*number])).collect();
+        (!at_once.is_empty() && at_once.len() < checks.len()).then_some(at_once)
+    }
+
+    /// Decides on the counted-only checks of an admitted request that have not been decided, in the background.
+    fn count_later(&self, verdict: &mut PolicyVerdict) {
+        let Some(tasks) = self.engine.tasks() else { return };
+        let Selection { checks, subjects, uncounted, .. } = &mut verdict.selection;
+        let undecided = checks.iter().zip(&verdict.verdicts).filter(|(_, verdict)| verdict.is_none());
+        let left: Vec<(Limiter, String, RuleCheck)> = undecided
+            .map(|(it, _)| (self.limiters[it.limit].clone(), subjects[it.subject].clone(), *it))
+            .collect();
+        let Some(waiting) = Waiting::among(&self.later) else {
+            *uncounted += left.len();
+            return;
+        };
+        let on_counted = self.on_counted.clone();
+        tasks.hand_over(async move {
+            let _waiting = waiting;
+            for (limiter, subject, check) in left {
+                let verdict = limiter.acquire(&subject, ask(&check)).await;
+                if let Some(on_counted) = &on_counted {
+                    on_counted(&check, &verdict);
+                }
+            }
+        });
     }
 
     /// The verdict that [`PolicyLimiter::check`] would give, without taking anything.
     pub async fn explain(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
         let mut selection = self.policy.select(request, permits);
         self.bound_subjects(&mut selection, Newcomers::look);
-        let mut verdicts = SmallVec::new();
+        let mut verdicts = Verdicts::new();
         // A request for too many permits is explained by the limits that it exceeds.
         let is_explained = match selection.refusal {
             None | Some(Refusal::ExceedsLimit { .. }) => true,
             Some(Refusal::EmptyKey { .. } | Refusal::TooManyChecks) => false,
         };
         if is_explained {
-            for it in &selection.checks {
-                let verdict = self.limiters[it.limit].peek(&selection.subjects[it.subject], ask(it)).await;
-                verdicts.push(Some(verdict));
+            for check in self.checks(&selection) {
+                verdicts.push(Some(self.engine.peek(&check).await));
             }
         }
-        PolicyVerdict { selection, verdicts }
+        PolicyVerdict::new(selection, verdicts)
+    }
+}
+
+/// A request whose counted-only limits are being decided.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    /// One more request among those that wait, unless there are too many.
+    fn among(later: &Arc<AtomicUsize>) -> Option<Self> {
+        let is_room = later.fetch_add(1, Ordering::Relaxed) < LATER_MAX;
+        let waiting = Self(Arc::clone(later));
+        is_room.then_some(waiting)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -233,14 +328,29 @@ fn ask(check: &RuleCheck) -> Ask {
 }
 
 impl PolicyVerdict {
+    fn new(selection: Selection, verdicts: Verdicts) -> Self {
+        let undecided = PolicyOutcome::Admitted { delay: Micros::ZERO };
+        let mut verdict = Self { selection, verdicts, outcome: undecided };
+        verdict.outcome = verdict.find_outcome();
+        verdict
+    }
+
     /// The checks whose verdicts are known, with their numbers.
     pub fn known(&self) -> impl Iterator<Item = (usize, &RuleCheck, &Verdict)> {
         let checks = self.selection.checks.iter().zip(&self.verdicts).enumerate();
         checks.filter_map(|(number, (check, verdict))| Some((number, check, verdict.as_ref()?)))
     }
 
-    /// Whether all verdicts are known. If not, a denied request may have to wait for longer than is known.
-    pub fn is_whole(&self) -> bool {
+    /// Whether a denied request may have to wait for longer than is known, because not all of its limits were decided.
+    pub fn retry_is_lower_bound(&self) -> bool {
+        let checks = self.selection.checks.iter().zip(&self.verdicts);
+        let is_undecided = |(check, verdict): (&RuleCheck, &Option<Verdict>)| {
+            check.role == Role::Enforced && verdict.is_none()
+        };
+        matches!(self.outcome, PolicyOutcome::Denied { .. }) && checks.into_iter().any(is_undecided)
+    }
+
+    fn is_whole(&self) -> bool {
         self.verdicts.iter().all(Option::is_some)
     }
 
@@ -253,6 +363,10 @@ impl PolicyVerdict {
 
     /// Whether the request may go ahead.
     pub fn outcome(&self) -> PolicyOutcome {
+        self.outcome
+    }
+
+    fn find_outcome(&self) -> PolicyOutcome {
         if let Some(refusal) = self.selection.refusal {
             return PolicyOutcome::Refused(refusal);
         }

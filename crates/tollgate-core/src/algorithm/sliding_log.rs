@@ -270,6 +270,16 @@ impl SlidingLog {
         start
     }
 
+    /// The outcome of an ask for one permit or more, and the earliest start at which it fits.
+    fn outcome_in(&self, state: &LogState, view: &View, now: Timestamp, ask: Ask) -> (Outcome, i64) {
+        let start = self.start(state, view, ask.cost as i64);
+        if start == view.time {
+            (Outcome::NOW, start)
+        } else {
+            (admit_by(start, now, accepted_wait(ask, self.length())), start)
+        }
+    }
+
     fn standing_in(&self, state: &LogState, view: &View, now: Timestamp) -> Standing {
         let remaining =
             if view.earliest > view.time { 0 } else { (self.limit.get() as i64 - view.used).max(0) };
@@ -300,12 +310,7 @@ impl Algorithm for SlidingLog {
             *state = redated;
         }
         let view = self.view(state, now);
-        let start = self.start(state, &view, cost);
-        let outcome = if start == view.time {
-            Outcome::NOW
-        } else {
-            admit_by(start, now, accepted_wait(ask, self.length()))
-        };
+        let (outcome, start) = self.outcome_in(state, &view, now, ask);
         let charged = match outcome {
             Outcome::Admitted { .. } => cost,
             Outcome::Denied { .. } if self.count_denied => {
@@ -319,6 +324,19 @@ impl Algorithm for SlidingLog {
             state.push(LogEntry { start, cost: charged, lead: start - view.time });
         }
         outcome
+    }
+
+    /// Without copying the log.
+    fn peek(&self, state: &LogState, now: Timestamp, ask: Ask) -> Outcome {
+        if ask.cost > self.limit() {
+            return Outcome::Impossible;
+        }
+        if ask.cost == 0 {
+            return Outcome::NOW;
+        }
+        let redated = self.redated(state, now);
+        let log = redated.as_ref().unwrap_or(state);
+        self.outcome_in(log, &self.view(log, now), now, ask).0
     }
 
     fn standing(&self, state: &LogState, now: Timestamp) -> Standing {

@@ -61,6 +61,17 @@ pub enum Move {
     },
 }
 
+/// Permits that were spent on one request, by the leases that they were taken from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Spent(SmallVec<[Lease; 1]>);
+
+impl Spent {
+    /// How many permits.
+    pub fn permits(&self) -> u64 {
+        self.0.iter().map(|lease| lease.left).sum()
+    }
+}
+
 /// What one node holds of one key.
 #[derive(Clone, Debug, Default)]
 pub struct Holding {
@@ -76,6 +87,8 @@ pub struct Holding {
     granted_at: Timestamp,
     /// When something was last asked for.
     used_at: Timestamp,
+    /// How long the last answers of the state took.
+    trip: Micros,
 }
 
 impl Holding {
@@ -90,13 +103,29 @@ impl Holding {
         terms: &LeaseTerms,
         parts: Option<u64>,
     ) -> Move {
+        self.decide_spending(now, cost, waits, terms, parts, &mut Spent::default())
+    }
+
+    /// The same, and notes what was spent, so that it can be taken back.
+    #[inline]
+    pub fn decide_spending(
+        &mut self,
+        now: Timestamp,
+        cost: u64,
+        waits: bool,
+        terms: &LeaseTerms,
+        parts: Option<u64>,
+        spent: &mut Spent,
+    ) -> Move {
         self.demand.note(now, cost);
         self.used_at = now;
-        if self.spend(now, cost) {
+        if self.spend(now, cost, spent) {
             return Move::Spend { fetch: self.fetch(now, terms, parts) };
         }
+        // While the state is being asked, what it said last is believed: a state that is far away would be asked by every request.
         if let Some(denied) = self.denied.filter(|denied| cost >= denied.cost && !waits)
-            && now < denied.until.min(denied.believed).max(self.paced)
+            && (now < denied.until.min(denied.believed).max(self.paced)
+                || (self.asking && now < denied.until))
         {
             return Move::Deny { retry: denied.until.max(self.paced).since(now) };
         }
@@ -137,11 +166,13 @@ impl Holding {
         self.denied = denied.map(|(cost, retry)| Denied {
             cost,
             until: sent.after(retry),
-            believed: sent.after(BELIEVED_MAX),
+            believed: sent.after(BELIEVED_MAX).max(now.after(self.trip.min(BELIEVED_MAX))),
         });
         if ahead == 0 {
             return 0;
         }
+        // Slower answers count at once, faster ones by and by.
+        self.trip = now.since(sent).max(Micros::new(self.trip.get() * 7 / 8));
         self.asking = false;
         let permits = grant.map_or(0, |grant| grant.permits);
         if permits < ahead {
@@ -211,17 +242,40 @@ impl Holding {
 
     /// Takes permits, those that end first before others; all or none.
     #[inline]
-    fn spend(&mut self, now: Timestamp, cost: u64) -> bool {
+    fn spend(&mut self, now: Timestamp, cost: u64, spent: &mut Spent) -> bool {
         if self.left(now) < cost {
             return false;
         }
         let mut missing = cost;
-        for lease in self.leases.iter_mut().filter(|lease| now < lease.ends) {
+        for lease in self.leases.iter_mut().filter(|lease| now < lease.ends && lease.left > 0) {
             let taken = missing.min(lease.left);
             lease.left -= taken;
             missing -= taken;
+            spent.0.push(Lease { left: taken, ..*lease });
+            if missing == 0 {
+                break;
+            }
         }
         true
+    }
+
+    /// Takes back what was spent on a request that is not admitted after all. Each permit goes back to its own lease, and says how many have
+    /// ended meanwhile.
+    pub fn unspend(&mut self, spent: &Spent, now: Timestamp) -> u64 {
+        let mut ended = 0;
+        for part in &spent.0 {
+            if now >= part.ends {
+                ended += part.left;
+            } else if let Some(lease) =
+                self.leases.iter_mut().find(|lease| lease.at == part.at && lease.ends == part.ends)
+            {
+                lease.left += part.left;
+            } else {
+                let place = self.leases.partition_point(|other| other.ends <= part.ends);
+                self.leases.insert(place, *part);
+            }
+        }
+        ended
     }
 
     /// How many permits to fetch before what is held runs out.
@@ -230,7 +284,9 @@ impl Holding {
         if self.asking || now < self.paced || parts.is_none() || self.leases.len() >= LEASES_MAX {
             return 0;
         }
-        let lead = LEAD_MAX.min(Micros::new(terms.life().get() / 4));
+        // Twice as long as the state takes to answer, where it is far away.
+        let near = LEAD_MAX.min(Micros::new(terms.life().get() / 4));
+        let lead = near.max(Micros::new((self.trip.get() * 2).min(terms.life().get() / 2)));
         if self.left(now.after(lead)) > self.demand.expected(now, lead) {
             return 0;
         }
@@ -239,10 +295,10 @@ impl Holding {
         wish
     }
 
-    /// How many permits to ask for: what will be spent in half the life of a lease. None if that is not worth it.
+    /// How many permits to ask for: what will be spent in half the life of a lease, and until it comes. None if that is not worth it.
     fn wish(&self, now: Timestamp, terms: &LeaseTerms) -> u64 {
         let half = Micros::new(terms.life().get() / 2);
-        let expected = self.demand.expected(now, half);
+        let expected = self.demand.expected(now, Micros::new(half.get() + self.trip.get().min(half.get())));
         if expected < WORTH_PERMITS {
             return 0;
         }

@@ -6,7 +6,7 @@
 mod demand;
 mod holding;
 
-pub use holding::{Denied, Holding, Lease, Move};
+pub use holding::{Denied, Holding, Lease, Move, Spent};
 
 use crate::algorithm::{Algorithm, LeakyMode, LeaseState};
 use crate::decision::Ask;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::{Check, FixedWindow, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter};
+use tollgate::{Backend, Check, FixedWindow, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter};
 use tollgate_testkit::{Cluster, Random};
 
 use crate::judge::Judge;
@@ -86,8 +86,8 @@ async fn request(engine: Arc<RedisEngine>, limiter: Arc<RedisLimiter>, mut rando
         let patience = Duration::from_micros(random.below(PATIENCE_US));
         let user = random.below(USERS);
         let keys = TAGS.map(|tag| key(tag, user));
-        let checks = keys.each_ref().map(|key| Check::of(&*limiter, key, 1));
-        match tokio::time::timeout(patience, engine.acquire_all(&checks)).await {
+        let checks = keys.each_ref().map(|key| Check::new(limiter.id(), key, 1));
+        match tokio::time::timeout(patience, engine.decide(&checks)).await {
             Ok(Ok(decisions)) => admitted += u64::from(decisions.iter().flatten().all(|it| it.is_admitted())),
             Ok(Err(_)) => {}
             Err(_) => left += 1,

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Ask, Basis, Clock, Guard, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, StoreError,
-    TokenBucket, Verdict,
+    Ask, Basis, Clock, GuardConfig, Limit, OnFailure, Rate, RedisConfig, RedisEngine, SharedEngine,
+    StoreError, TokenBucket, Verdict,
 };
 use tollgate_testkit::{Bound, RedisServer};
 
@@ -111,12 +111,12 @@ pub(super) fn asked(pace: Pace, seed: u64) -> Option<Judge> {
 async fn ask(store: &str, limit: Limit, time: Duration, offer: Offer) -> Seen {
     let (engine, driver) = RedisEngine::new(RedisConfig::new(store.parse().expect("a store")));
     tokio::spawn(driver.run());
-    let (guard, driver) = Guard::new(engine, GuardConfig::default(), Clock::system());
+    let (guard, driver) = SharedEngine::new(engine, GuardConfig::default(), Clock::system());
     tokio::spawn(driver.run());
     let scope = format!("hot_{}", limit.size());
     let limiter = guard.limiter(&scope, limit, OnFailure::default()).expect("the first limit");
-    let _ = guard.engine().connected(Duration::from_secs(5)).await;
-    let before = guard.engine().stats();
+    let _ = guard.redis().connected(Duration::from_secs(5)).await;
+    let before = guard.redis().stats();
     let start = Instant::now();
     let mut seen = Seen {
         checks: 0,
@@ -160,7 +160,7 @@ async fn ask(store: &str, limit: Limit, time: Duration, offer: Offer) -> Seen {
     while !checks.is_empty() {
         seen.note(checks.join_next().await);
     }
-    let after = guard.engine().stats();
+    let after = guard.redis().stats();
     (seen.took, seen.calls) = (start.elapsed(), after.calls - before.calls);
     seen.remembered = after.remembered - before.remembered;
     let failed = after.failed.iter().zip(before.failed).map(|(after, before)| after - before);

@@ -106,6 +106,9 @@ impl Default for Memory {
 pub(super) struct Redis {
     /// For one check, with everything: waiting for others, for a connection, for the answer.
     pub deadline: DurationText,
+    /// For one call of a limit with leases. Callers are answered within `deadline`, but the call goes on, so that a store that is
+    /// far away still lends.
+    pub lease_deadline: DurationText,
     /// For one connection to be opened.
     pub connect_timeout: DurationText,
     /// Connections to each server; one keeps a core of it busy.
@@ -137,6 +140,7 @@ impl Default for Redis {
     fn default() -> Self {
         Self {
             deadline: DurationText(Duration::from_millis(10)),
+            lease_deadline: DurationText(Duration::from_millis(500)),
             connect_timeout: DurationText(Duration::from_secs(1)),
             connections: 1,
             require: false,

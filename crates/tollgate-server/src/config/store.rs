@@ -19,9 +19,11 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
     }
     let memory = MemoryConfig { max_keys: usize::try_from(file.memory.max_keys).unwrap_or(usize::MAX) };
     let redis = &file.redis;
-    for (field, time) in
-        [("redis.deadline", redis.deadline.0), ("redis.connect_timeout", redis.connect_timeout.0)]
-    {
+    for (field, time) in [
+        ("redis.deadline", redis.deadline.0),
+        ("redis.lease_deadline", redis.lease_deadline.0),
+        ("redis.connect_timeout", redis.connect_timeout.0),
+    ] {
         if time < Duration::from_millis(1) {
             report(field, "at least 1ms".to_owned());
         }
@@ -64,6 +66,7 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
     };
     let config = RedisConfig {
         deadline: redis.deadline.0,
+        lease_deadline: redis.lease_deadline.0,
         connect_timeout: redis.connect_timeout.0,
         connections: redis.connections,
         username: redis.username.clone(),

@@ -102,9 +102,9 @@ impl Actuator {
 
     fn store(&self) -> Value {
         let mut store = json!({ "address": self.store, "status": "UP" });
-        let Engine::Redis(guard) = &self.engine else { return store };
-        let engine = guard.engine();
-        if let Err(why) = guard.health() {
+        let Engine::Shared(shared) = &self.engine else { return store };
+        let engine = shared.redis();
+        if let Err(why) = shared.health() {
             store["status"] = json!("DOWN");
             store["error"] = json!(why.to_string());
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate::rules::Descriptors;
 use tollgate::{
-    Clock, Engine, Guard, GuardConfig, Micros, PolicyLimiter, RedisConfig, RedisEngine, Timestamp,
+    Clock, Engine, GuardConfig, Micros, PolicyLimiter, RedisConfig, RedisEngine, SharedEngine, Timestamp,
 };
 use tollgate_server::config::{self, PolicyContext};
 use tollgate_testkit::{Process, RedisServer, wait_until};
@@ -109,8 +109,8 @@ impl Requests {
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
         engine.connected(Duration::from_secs(10)).await.unwrap();
-        let (guard, _driver) = Guard::new(engine, GuardConfig::default(), clock.clone());
-        Self { clock, engine: Engine::Redis(guard), limiter: None }
+        let (shared, _driver) = SharedEngine::new(engine, GuardConfig::default(), clock.clone());
+        Self { clock, engine: Engine::Shared(shared), limiter: None }
     }
 
     fn load(&mut self, tiers: &str) {

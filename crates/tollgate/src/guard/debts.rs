@@ -9,8 +9,11 @@ use std::time::Duration;
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 
-use crate::engine::memory::MemoryLimiter;
-use crate::engine::redis::{RedisLimiter, StoreError};
+use crate::backend::Store;
+use crate::check::{HashedKey, LimitId, OwnedKey};
+use crate::hash::Hash;
+use crate::memory::MemoryLimiter;
+use crate::redis::StoreError;
 
 /// Keys that owe: some 20 MB, if each has 100 bytes.
 const DEBTORS_MAX: usize = 65_536;
@@ -19,59 +22,83 @@ const SETTLED_AT_ONCE: usize = 256;
 /// For taking one. Nobody waits for it, and a store that has just come back may be slow.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 
-#[derive(Default)]
-pub(super) struct Debts {
-    owed: Mutex<Owed>,
+pub(super) struct Debts<S: Store> {
+    owed: Mutex<Owed<S>>,
     /// How many keys owe, to be read without the lock.
     debtors: AtomicUsize,
     settled: AtomicU64,
     lost: AtomicU64,
 }
 
-#[derive(Default)]
-struct Owed {
-    /// By limiter and key.
-    debts: HashMap<(u32, String), Debt>,
+impl<S: Store> Default for Debts<S> {
+    fn default() -> Self {
+        Self {
+            owed: Mutex::new(Owed { debts: HashMap::new(), being_taken: 0 }),
+            debtors: AtomicUsize::new(0),
+            settled: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Which key of which limit owes.
+type Debtor = (LimitId, Hash);
+
+struct Owed<S: Store> {
+    debts: HashMap<Debtor, Debt<S>>,
     /// Permits of debts that have left `debts`, and for which the store has not answered yet.
     being_taken: u64,
 }
 
 /// Where debts of one limit are noted, and taken from.
-pub(super) struct Account {
+pub(super) struct Account<S: Store> {
     /// Where they are taken.
-    store: RedisLimiter,
+    store: S,
+    limit: LimitId,
     /// The limit as it would stand if the store had decided all of it, and nothing else: what flows back here is not owed.
     book: MemoryLimiter,
 }
 
-struct Debt {
-    account: Arc<Account>,
+struct Debt<S: Store> {
+    account: Arc<Account<S>>,
+    key: OwnedKey,
     /// Permits that were admitted.
     permits: u64,
 }
 
-impl Account {
-    pub(super) fn new(store: &RedisLimiter, book: MemoryLimiter) -> Self {
-        Self { store: store.clone().with_deadline(SETTLED_WITHIN), book }
+impl<S: Store> Account<S> {
+    pub(super) fn new(store: S, limit: LimitId, book: MemoryLimiter) -> Self {
+        Self { store, limit, book }
+    }
+
+    fn debtor(&self, key: HashedKey<'_>) -> Debtor {
+        (self.limit, key.hash())
     }
 }
 
-impl Debts {
+/// Nobody uses the limit any more, and nothing is owed to it.
+impl<S: Store> Drop for Account<S> {
+    fn drop(&mut self) {
+        self.store.remove_limit(self.limit);
+    }
+}
+
+impl<S: Store> Debts<S> {
     /// Notes permits that were admitted, and that the store surely has not taken.
-    pub(super) fn owe(&self, account: &Arc<Account>, key: &str, permits: u64) {
+    pub(super) fn owe(&self, account: &Arc<Account<S>>, key: HashedKey<'_>, permits: u64) {
+        let debtor = account.debtor(key);
         let mut owed = self.owed.lock();
-        if let Some(debt) = owed.debts.get_mut(&(account.store.id(), key.to_owned())) {
+        if let Some(debt) = owed.debts.get_mut(&debtor) {
             debt.permits = debt.permits.saturating_add(permits);
         } else if owed.debts.len() < DEBTORS_MAX {
-            let debt = Debt { account: Arc::clone(account), permits };
-            owed.debts.insert((account.store.id(), key.to_owned()), debt);
+            owed.debts.insert(debtor, Debt { account: Arc::clone(account), key: key.into(), permits });
             self.debtors.store(owed.debts.len(), Ordering::Relaxed);
         } else {
             self.lose(permits);
             return;
         }
         drop(owed);
-        account.book.charge(key, permits);
+        account.book.charge(key.text(), permits);
     }
 
     /// Notes permits that were admitted, and that the store may have taken: never to be taken again.
@@ -98,37 +125,41 @@ impl Debts {
         let before = self.settled.load(Ordering::Relaxed);
         let ready: Vec<_> = {
             let owed = self.owed.lock();
-            let is_ready = |((_, key), debt): &(&(u32, String), &Debt)| debt.account.store.is_available(key);
-            owed.debts.iter().filter(is_ready).map(|(debtor, _)| debtor.clone()).collect()
+            let is_ready = |(_, debt): &(&Debtor, &Debt<S>)| {
+                debt.account.store.is_available(debt.account.limit, debt.key.hashed())
+            };
+            owed.debts.iter().filter(is_ready).map(|(debtor, _)| *debtor).collect()
         };
-        stream::iter(&ready).for_each_concurrent(SETTLED_AT_ONCE, |debtor| self.settle(debtor)).await;
+        stream::iter(&ready).for_each_concurrent(SETTLED_AT_ONCE, |debtor| self.settle(*debtor)).await;
         self.settled.load(Ordering::Relaxed) > before
     }
 
-    /// Forgets what a key owes: it was made as good as new.
-    pub(super) fn forgive(&self, account: &Account, key: &str) {
+    /// Forgets what a key owes: it was reset.
+    pub(super) fn forgive(&self, account: &Account<S>, key: HashedKey<'_>) {
         let mut owed = self.owed.lock();
-        owed.debts.remove(&(account.store.id(), key.to_owned()));
+        let forgiven = owed.debts.remove(&account.debtor(key));
         self.debtors.store(owed.debts.len(), Ordering::Relaxed);
         drop(owed);
-        account.book.reset(key);
+        drop(forgiven);
+        account.book.reset(key.text());
     }
 
-    fn take<'a>(&'a self, debtor: &'a (u32, String)) -> Option<Taking<'a>> {
+    fn take(&self, debtor: Debtor) -> Option<Taking<'_, S>> {
         let mut owed = self.owed.lock();
-        let debt = owed.debts.remove(debtor)?;
+        let debt = owed.debts.remove(&debtor)?;
         owed.being_taken = owed.being_taken.saturating_add(debt.permits);
         self.debtors.store(owed.debts.len(), Ordering::Relaxed);
         // If whoever takes it leaves, nobody knows whether it was taken.
         Some(Taking { debts: self, debtor, debt, due: 0, end: End::Lost })
     }
 
-    async fn settle(&self, debtor: &(u32, String)) {
+    async fn settle(&self, debtor: Debtor) {
         let Some(mut taking) = self.take(debtor) else { return };
-        let account = Arc::clone(&taking.debt.account);
-        let (key, book) = (debtor.1.as_str(), &account.book);
+        let (account, owned) = (Arc::clone(&taking.debt.account), taking.debt.key.clone());
+        let Account { store, limit, book } = &*account;
+        let key = owned.hashed().text();
         taking.due = taking.debt.permits.min(book.limit().size() - book.remaining(key));
-        match account.store.charge(key, taking.due).await {
+        match store.charge(*limit, owned.hashed(), taking.due, SETTLED_WITHIN).await {
             Ok(()) => {
                 book.reset(key);
                 taking.end = End::Settled;
@@ -141,10 +172,10 @@ impl Debts {
 }
 
 /// A debt that is being taken.
-struct Taking<'a> {
-    debts: &'a Debts,
-    debtor: &'a (u32, String),
-    debt: Debt,
+struct Taking<'a, S: Store> {
+    debts: &'a Debts<S>,
+    debtor: Debtor,
+    debt: Debt<S>,
     /// What of it has not flowed back.
     due: u64,
     end: End,
@@ -157,7 +188,7 @@ enum End {
     StillOwed,
 }
 
-impl Drop for Taking<'_> {
+impl<S: Store> Drop for Taking<'_, S> {
     fn drop(&mut self) {
         let (debts, permits) = (self.debts, self.debt.permits);
         // Both counts change together: permits that are neither owed nor settled would look forgotten.
@@ -169,8 +200,9 @@ impl Drop for Taking<'_> {
             }
             End::Lost => debts.lose(self.due),
             End::StillOwed => {
-                let nothing = || Debt { account: Arc::clone(&self.debt.account), permits: 0 };
-                let debt = owed.debts.entry(self.debtor.clone()).or_insert_with(nothing);
+                let Debt { account, key, .. } = &self.debt;
+                let nothing = || Debt { account: Arc::clone(account), key: key.clone(), permits: 0 };
+                let debt = owed.debts.entry(self.debtor).or_insert_with(nothing);
                 debt.permits = debt.permits.saturating_add(permits);
                 debts.debtors.store(owed.debts.len(), Ordering::Relaxed);
             }

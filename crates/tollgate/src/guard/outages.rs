@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::engine::redis::StoreError;
+use crate::redis::StoreError;
 
 /// Between two log lines of one cause.
 const LOG_EVERY: Duration = Duration::from_secs(1);

@@ -1,6 +1,8 @@
 //! Calendar quotas go by the store's clock, whatever the node's clock shows.
 
-use tollgate::{Ask, BreakerState, Calendar, CalendarQuota, Check, Limit, Micros, RedisEngine, RedisLimiter};
+use tollgate::{
+    Backend, BreakerState, Calendar, CalendarQuota, Check, Limit, Micros, RedisEngine, RedisLimiter,
+};
 use tollgate_testkit::{RedisServer, SteppedClock};
 
 use crate::run;
@@ -51,11 +53,11 @@ fn calendar_quotas_go_by_the_stores_time_however_wrong_the_nodes_clock_is() {
             assert!(!denied.is_admitted() && (before..=after).contains(&at), "{days} days: {denied:?}");
             let midnight = (at / DAY_US as u64 + 1) * DAY_US as u64;
             assert_eq!(denied.outcome.retry(), Micros::new(midnight - at), "until the store's next day");
-            let check = Check { limiter: &limiter, key: "user:2", ask: Ask::of(1), is_binding: true };
+            let check = Check::new(limiter.id(), "user:2", 1);
             let other = engine.limiter("more", *limiter.limit());
-            let both = [check, Check { limiter: &other, ..check }];
-            let decisions = engine.acquire_all(&both).await.unwrap();
-            let decisions: Vec<_> = decisions.into_iter().flatten().collect();
+            let both = [check, Check { limit: other.id(), ..check }];
+            let decisions = engine.decide(&both).await.unwrap();
+            let decisions: Vec<_> = decisions.into_iter().flatten().map(|it| it.decision).collect();
             assert!(decisions.iter().all(|it| it.is_admitted() && it.remaining == 2), "{decisions:?}");
             limiter.refund("user:2", 1, decisions[0].at).await.unwrap();
             assert_eq!(limiter.remaining("user:2").await.unwrap(), 3);
@@ -78,11 +80,11 @@ fn a_store_whose_clock_is_set_goes_on_in_its_new_period_without_a_failure() {
         clock.step(-40 * DAY_US);
         let decision = limiter.try_acquire("user:1", 1).await.unwrap();
         assert!(!decision.is_admitted() && decision.outcome.retry() <= Micros::new(DAY_US as u64));
-        let check = Check { limiter: &limiter, key: "user:2", ask: Ask::of(1), is_binding: true };
+        let check = Check::new(limiter.id(), "user:2", 1);
         clock.step(80 * DAY_US);
         let other = engine.limiter("more", *limiter.limit());
-        let decisions = engine.acquire_all(&[check, Check { limiter: &other, ..check }]).await.unwrap();
-        let decisions: Vec<_> = decisions.into_iter().flatten().collect();
+        let decisions = engine.decide(&[check, Check { limit: other.id(), ..check }]).await.unwrap();
+        let decisions: Vec<_> = decisions.into_iter().flatten().map(|it| it.decision).collect();
         assert!(decisions.iter().all(|it| it.is_admitted()), "{decisions:?}");
         assert_no_failure(&engine);
     });

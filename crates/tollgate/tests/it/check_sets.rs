@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate::{Ask, Check, Limit, RedisLimiter, StoreError, TokenBucket};
+use tollgate::{Ask, Backend, Check, Limit, OnFailure, RedisLimiter, StoreError, TokenBucket};
 use tollgate_testkit::Cluster;
 
 use crate::guard::until;
@@ -45,8 +45,8 @@ fn a_denied_request_takes_no_permit_in_any_slot() {
         let all = [one.as_str(), two, three];
         let take = async |permits: [u64; 3]| {
             let checks: Vec<_> =
-                all.iter().zip(permits).map(|(key, it)| Check::of(&limiter, key, it)).collect();
-            let decisions = engine.acquire_all(&checks).await.unwrap();
+                all.iter().zip(permits).map(|(key, it)| Check::new(limiter.id(), key, it)).collect();
+            let decisions = engine.decide(&checks).await.unwrap();
             decisions.iter().flatten().map(|it| it.is_admitted()).collect::<Vec<_>>()
         };
         assert_eq!(take([10, 20, 30]).await, [true; 3]);
@@ -58,8 +58,8 @@ fn a_denied_request_takes_no_permit_in_any_slot() {
         assert_eq!(remaining(&limiter, &all).await, [90, 80, 70]);
         // What can never be admitted, and what is only counted.
         assert_eq!(take([1, 101, 1]).await, [true, false, true]);
-        let shadow = Check { is_binding: false, ..Check::of(&limiter, three, 71) };
-        let decisions = engine.acquire_all(&[Check::of(&limiter, one, 1), shadow]).await.unwrap();
+        let shadow = Check::new(limiter.id(), three, 71).counted_only();
+        let decisions = engine.decide(&[Check::new(limiter.id(), one, 1), shadow]).await.unwrap();
         let admitted: Vec<_> = decisions.iter().flatten().map(|it| it.is_admitted()).collect();
         assert_eq!(admitted, [true, false]);
         assert_eq!(remaining(&limiter, &all).await, [89, 80, 70]);
@@ -78,9 +78,9 @@ fn a_cancelled_request_leaves_no_permit_consumed() {
         }
         let second = cluster.node(cluster.primary_of(*slot));
         second.pause();
-        let checks = [Check::of(&limiter, one, 5), Check::of(&limiter, two, 5)];
+        let checks = [Check::new(limiter.id(), one, 5), Check::new(limiter.id(), two, 5)];
         tokio::select! {
-            _ = engine.acquire_all(&checks) => panic!("the second primary is stopped"),
+            _ = engine.decide(&checks) => panic!("the second primary is stopped"),
             () = until("the first slot is charged", async || limiter.remaining(one).await.unwrap() == 94) => {}
         }
         // The request is gone. Its second take is decided as soon as the primary goes on.
@@ -100,22 +100,26 @@ fn one_deadline_covers_takes_and_what_is_given_back() {
         let engine = engine_with(&cluster.url(), |_| ());
         let limit = TokenBucket::new(100, "1/1h".parse().unwrap()).unwrap();
         let deadline = Duration::from_millis(400);
-        let limiter = engine.limiter("token_bucket", Limit::TokenBucket(limit)).with_deadline(deadline);
+        let on_failure = OnFailure { deadline: Some(deadline), ..OnFailure::default() };
+        let limiter = engine.limiter_with("token_bucket", Limit::TokenBucket(limit), &on_failure.into());
         let [(one, first), (two, second), (three, _)] = &keys_apart(&cluster);
         let [first, second] = [first, second].map(|slot| cluster.node(cluster.primary_of(*slot)));
         limiter.try_acquire(one, 1).await.unwrap();
         limiter.try_acquire(two, 1).await.unwrap();
         limiter.try_acquire(three, 100).await.unwrap();
         second.pause();
-        let checks =
-            [Check::of(&limiter, one, 5), Check::of(&limiter, two, 5), Check::of(&limiter, three, 1)];
+        let checks = [
+            Check::new(limiter.id(), one, 5),
+            Check::new(limiter.id(), two, 5),
+            Check::new(limiter.id(), three, 1),
+        ];
         let start = Instant::now();
         let timer = async {
             tokio::time::sleep(deadline).await;
             start.elapsed()
         };
         let request = async {
-            let answer = engine.acquire_all(&checks).await;
+            let answer = engine.decide(&checks).await;
             (start.elapsed(), answer)
         };
         // The first slot is charged, the second does not answer, and then the first cannot take the charge back in time.

@@ -7,9 +7,10 @@ use crate::run;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, Calendar, CalendarQuota, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket,
-    LeakyMode, Limit, LogStorage, MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Rate, RedisConfig,
-    RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+    Ask, Backend, Calendar, CalendarQuota, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket,
+    LeakyMode, Limit, LimitId, LimitSettings, LogStorage, MemoryConfig, MemoryEngine, MemoryLimiter, Micros,
+    Rate, RedisConfig, RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp,
+    TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -57,6 +58,7 @@ impl Home {
         let suffix = if is_packed { "_chunks" } else { "" };
         Twins {
             memory: memory.limiter(scope, limit).unwrap(),
+            in_memory: memory.add_limit(scope, limit, &LimitSettings::default()).unwrap(),
             redis: self.engine.limiter(scope, limit),
             connection: self.connection.clone(),
             stored: format!("rate_limiter:{scope}{suffix}:{key}"),
@@ -70,6 +72,8 @@ impl Home {
 /// A key of a limit in both homes.
 struct Twins {
     memory: MemoryLimiter,
+    /// The limit in the memory engine, for checks of several limits.
+    in_memory: LimitId,
     redis: RedisLimiter,
     connection: MultiplexedConnection,
     key: String,
@@ -747,26 +751,19 @@ fn several_with(logs: LogStorage) {
                     .collect();
                 let both = all.iter().zip(&asks);
                 let checks: Vec<_> = both
-                    .map(|(twins, (ask, is_binding))| Check {
-                        limiter: &twins.redis,
-                        key: &twins.key,
-                        ask: *ask,
-                        is_binding: *is_binding,
+                    .map(|(twins, (ask, enforced))| Check {
+                        enforced: *enforced,
+                        ..Check::new(twins.redis.id(), &twins.key, 0).with_ask(*ask)
                     })
                     .collect();
-                let redis = home.engine.acquire_all(&checks).await.unwrap();
-                let redis: Vec<_> = redis.into_iter().flatten().collect();
+                let redis = home.engine.decide(&checks).await.unwrap();
+                let redis: Vec<_> = redis.into_iter().flatten().map(|it| it.decision).collect();
                 let checks: Vec<_> = checks
                     .iter()
                     .zip(&all)
-                    .map(|(it, twins)| Check {
-                        limiter: &twins.memory,
-                        key: it.key,
-                        ask: it.ask,
-                        is_binding: it.is_binding,
-                    })
+                    .map(|(it, twins)| Check { limit: twins.in_memory, ..*it })
                     .collect();
-                let in_memory = memory.acquire_all(&checks).into_vec();
+                let in_memory: Vec<_> = memory.decide_all(&checks).into_iter().flatten().collect();
                 assert_eq!(in_memory, redis, "round {round} at {now}: {asks:?}");
             }
             for twins in &mut all {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
-use tollgate::{Check, Decision, Limit, Rate, RedisEngine, StoreError, TokenBucket};
+use tollgate::{Backend, Check, Decision, Limit, Rate, RedisEngine, StoreError, TokenBucket};
 use tollgate_testkit::{Cluster, SentinelTrio};
 
 use crate::exact::judge;
@@ -180,7 +180,7 @@ fn slots_move_under_load_without_an_error_and_without_excess() {
             let mut decided = 0;
             while !stopped.load(Ordering::Relaxed) {
                 several_engine
-                    .acquire_all(&[Check::of(&one, "{subject}", 1), Check::of(&other, "{subject}", 1)])
+                    .decide(&[Check::new(one.id(), "{subject}", 1), Check::new(other.id(), "{subject}", 1)])
                     .await
                     .unwrap();
                 decided += 1;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{
-    Ask, Basis, BreakerConfig, BreakerState, Clock, FailureMode, Guard, GuardConfig, GuardedLimiter, Limit,
-    Micros, OnFailure, Outcome, Rate, RedisConfig, Share, StoreError, Timestamp, TokenBucket,
+    Ask, Basis, BreakerConfig, BreakerState, Clock, FailureMode, GuardConfig, Limit, Limiter, Micros,
+    OnFailure, Outcome, Rate, RedisConfig, Share, SharedEngine, StoreError, Timestamp, TokenBucket,
 };
 use tollgate_testkit::RedisServer;
 
@@ -17,17 +17,17 @@ pub(crate) fn slow() -> Limit {
     Limit::TokenBucket(TokenBucket::new(100, "1/1h".parse().unwrap()).unwrap())
 }
 
-pub(crate) fn guard_with(url: &str, config: GuardConfig, set: impl FnOnce(&mut RedisConfig)) -> Guard {
-    let (guard, driver) = Guard::new(engine_with(url, set), config, Clock::system());
+pub(crate) fn guard_with(url: &str, config: GuardConfig, set: impl FnOnce(&mut RedisConfig)) -> SharedEngine {
+    let (guard, driver) = SharedEngine::new(engine_with(url, set), config, Clock::system());
     tokio::spawn(driver.run());
     guard
 }
 
-pub(crate) fn limiter(guard: &Guard, mode: FailureMode) -> GuardedLimiter {
+pub(crate) fn limiter(guard: &SharedEngine, mode: FailureMode) -> Limiter {
     guard.limiter("token_bucket", slow(), OnFailure { mode, ..OnFailure::default() }).unwrap()
 }
 
-pub(crate) async fn take(limiter: &GuardedLimiter, permits: u64) -> (bool, Basis, u64) {
+pub(crate) async fn take(limiter: &Limiter, permits: u64) -> (bool, Basis, u64) {
     let verdict = limiter.acquire("user:1", Ask::of(permits)).await;
     (verdict.is_admitted(), verdict.basis, verdict.decision.remaining)
 }
@@ -49,11 +49,11 @@ fn each_limit_has_its_own_choice_and_every_answer_says_its_ground() {
         let [open, closed, local] =
             [FailureMode::Open, FailureMode::Closed, FailureMode::Local].map(|mode| limiter(&guard, mode));
         assert_eq!(take(&open, 40).await, (true, Basis::Exact, 60));
-        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
         server.kill();
         until("the breaker is open", async || {
             take(&closed, 1).await;
-            guard.engine().servers()[0].breaker == BreakerState::Open
+            guard.redis().servers()[0].breaker == BreakerState::Open
         })
         .await;
         for _ in 0..3 {
@@ -80,11 +80,11 @@ fn each_limit_has_its_own_choice_and_every_answer_says_its_ground() {
         until("all is exact again", async || take(&open, 1).await.1 == Basis::Exact).await;
         until("the breaker is closed", async || {
             take(&open, 1).await;
-            guard.engine().servers()[0].breaker == BreakerState::Closed
+            guard.redis().servers()[0].breaker == BreakerState::Closed
         })
         .await;
         assert_eq!(take(&local, 1).await.1, Basis::Exact);
-        assert!(guard.engine().health().is_ok());
+        assert!(guard.redis().health().is_ok());
     });
 }
 
@@ -94,7 +94,7 @@ fn nodes_that_know_of_each_other_share_the_limit() {
         let mut server = RedisServer::build().tcp().start();
         let url = format!("redis://{}", server.tcp_address());
         let guards = [(); 3].map(|()| guard_with(&url, GuardConfig::default(), |_| ()));
-        until("all have heard of all", async || guards.iter().all(|it| it.engine().nodes() == Some(3))).await;
+        until("all have heard of all", async || guards.iter().all(|it| it.redis().nodes() == Some(3))).await;
         server.kill();
         for guard in &guards {
             let local = limiter(guard, FailureMode::Local);
@@ -163,7 +163,7 @@ fn a_limit_can_have_a_deadline_of_its_own_that_does_not_count_against_the_server
         for _ in 0..8 {
             assert_eq!(take(&hasty, 1).await.1, Basis::Local);
         }
-        assert_eq!(guard.engine().servers()[0].breaker, BreakerState::Closed);
+        assert_eq!(guard.redis().servers()[0].breaker, BreakerState::Closed);
         server.resume();
         until("all is exact again", async || take(&hasty, 0).await.1 == Basis::Exact).await;
     });
@@ -179,7 +179,7 @@ fn a_server_that_was_only_silent_or_gone_is_asked_again_before_its_time_is_over(
             config.breaker = BreakerConfig::new(50, 10, Micros::from_secs(3_600), 3).unwrap();
         });
         let open = limiter(&guard, FailureMode::Open);
-        let is = |state| guard.engine().servers()[0].breaker == state;
+        let is = |state| guard.redis().servers()[0].breaker == state;
         until("the store decides", async || take(&open, 0).await.1 == Basis::Exact).await;
         server.pause();
         until("the breaker is open", async || {
@@ -217,7 +217,7 @@ fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for
         let forgetting = limiter(&guard, FailureMode::Local);
         assert_eq!(take(&settling, 10).await, (true, Basis::Exact, 90));
         assert_eq!(take(&forgetting, 10).await, (true, Basis::Exact, 90));
-        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
         refuse_writes(&server, true);
         for _ in 0..20 {
             assert_eq!(take(&settling, 1).await.1, Basis::Local);
@@ -228,7 +228,7 @@ fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for
         // Nobody has to ask for it.
         until("the debt is settled", async || guard.stats().debt == 0).await;
         assert_eq!((guard.stats().debt_settled, guard.stats().debt_lost), (20, 0));
-        let remaining = async |limiter: &GuardedLimiter| {
+        let remaining = async |limiter: &Limiter| {
             let verdict = limiter.peek("user:1", Ask::of(0)).await;
             (verdict.basis == Basis::Exact).then_some(verdict.decision.remaining)
         };
@@ -251,12 +251,12 @@ fn what_has_flowed_back_since_is_not_owed() {
         let server = RedisServer::build().tcp().start();
         let engine = engine_with(&format!("redis://{}", server.tcp_address()), |_| ());
         let clock = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
-        let (guard, driver) = Guard::new(engine, GuardConfig::default(), clock.clone());
+        let (guard, driver) = SharedEngine::new(engine, GuardConfig::default(), clock.clone());
         tokio::spawn(driver.run());
         let on_failure = OnFailure { mode: FailureMode::Local, settle: true, ..OnFailure::default() };
         let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(10)).unwrap());
         let limiter = guard.limiter("settling", limit, on_failure).unwrap();
-        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
         refuse_writes(&server, true);
         // Five a second for a minute are well within the limit.
         for _ in 0..60 {
@@ -280,7 +280,7 @@ fn what_was_decided_alone_is_forgotten_when_the_outage_is_over() {
         let config = GuardConfig { forget_after: Duration::from_millis(50), ..GuardConfig::default() };
         let guard = guard_with(&url, config, |_| ());
         let local = limiter(&guard, FailureMode::Local);
-        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
         for _ in 0..2 {
             refuse_writes(&server, true);
             until("it is decided alone", async || take(&local, 1).await.1 == Basis::Local).await;
@@ -316,7 +316,7 @@ fn beyond_what_may_wait_callers_are_answered_at_once() {
         let mut waiting = std::pin::pin!(waiting);
         let overloaded = || {
             let class = StoreError::CLASSES.iter().position(|class| *class == "overloaded").unwrap();
-            guard.engine().stats().failed[class]
+            guard.redis().stats().failed[class]
         };
         tokio::select! {
             _ = &mut waiting => panic!("some must wait"),

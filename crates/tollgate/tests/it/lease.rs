@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Ask, Basis, Clock, Consistency, FailureMode, FixedWindow, Guard, GuardConfig, GuardedLimiter, Limit,
-    LimitSettings, Micros, OnFailure, Rate, RedisConfig, RedisEngine, SlidingCounter, TokenBucket, Verdict,
+    Ask, Basis, Clock, Consistency, FailureMode, FixedWindow, GuardConfig, Limit, LimitSettings, Limiter,
+    Micros, OnFailure, Rate, RedisConfig, RedisEngine, SharedEngine, SlidingCounter, TokenBucket, Verdict,
 };
 use tollgate_testkit::RedisServer;
 
@@ -13,8 +13,8 @@ use crate::run;
 /// A node of its own.
 struct Node {
     engine: RedisEngine,
-    guard: Guard,
-    limiter: GuardedLimiter,
+    guard: SharedEngine,
+    limiter: Limiter,
 }
 
 impl Node {
@@ -23,7 +23,7 @@ impl Node {
         config.deadline = Duration::from_secs(2);
         let (engine, driver) = RedisEngine::new(config);
         tokio::spawn(driver.run());
-        let (guard, driver) = Guard::new(engine.clone(), GuardConfig::default(), Clock::system());
+        let (guard, driver) = SharedEngine::new(engine.clone(), GuardConfig::default(), Clock::system());
         tokio::spawn(driver.run());
         engine.connected(Duration::from_secs(5)).await.unwrap();
         let on_failure = OnFailure {

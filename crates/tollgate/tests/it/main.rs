@@ -6,11 +6,13 @@ mod cancelled; // reservations that are cancelled before they start
 mod check_sets; // several limits of one request, in different slots of a cluster
 mod differential; // memory and Redis decide alike, step by step
 mod exact; // many nodes on one key admit exactly the limit
+mod exact_leased_sets; // the same for limits that nodes borrow from
 mod exact_sets; // the same for requests with several limits
 mod failover; // primaries that change under load
 mod floods; // new keys by the thousand, in memory
 mod guard; // answers without the store
 mod lease; // nodes that borrow
+mod leased_sets; // several limits of one request, some of which are borrowed from
 mod lending; // loans are the same in Rust and in the store
 mod logs; // the work of one call on a sliding log is bounded
 mod memory; // the memory engine: floods, expiry, threads

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{
-    Ask, Basis, BreakerState, FailureMode, Guard, GuardConfig, GuardedLimiter, RedisConfig, Version,
+    Ask, Basis, BreakerState, FailureMode, GuardConfig, Limiter, RedisConfig, SharedEngine, Version,
 };
 use tollgate_testkit::{Network, RedisServer};
 
@@ -18,19 +18,19 @@ fn hasty(config: &mut RedisConfig) {
 }
 
 /// A guard of the only node, and a limit of 100 that fails open, on a store that has decided.
-async fn fails_open(server: &RedisServer, user: &str) -> (Guard, GuardedLimiter) {
+async fn fails_open(server: &RedisServer, user: &str) -> (SharedEngine, Limiter) {
     let url = format!("redis://{user}{}", server.tcp_address());
     let guard = guard_with(&url, GuardConfig::default(), hasty);
     let open = limiter(&guard, FailureMode::Open);
     until("the store has counted this node", async || {
-        take(&open, 0).await.1 == Basis::Exact && guard.engine().nodes() == Some(1)
+        take(&open, 0).await.1 == Basis::Exact && guard.redis().nodes() == Some(1)
     })
     .await;
     (guard, open)
 }
 
 /// Checks one after another until something is seen, and a hundred more. Returns how many were admitted without the store.
-async fn flood(limiter: &GuardedLimiter, what: &str, is_seen: impl Fn() -> bool) -> u64 {
+async fn flood(limiter: &Limiter, what: &str, is_seen: impl Fn() -> bool) -> u64 {
     let (start, mut admitted, mut after) = (Instant::now(), 0, 0);
     while after < 100 {
         let (is_admitted, basis, _) = take(limiter, 1).await;
@@ -53,7 +53,7 @@ fn a_stopped_store_never_fails_open() {
         server.pause();
         // The silent connection is given up, and a new one is accepted by the system but not answered.
         let admitted = flood(&open, "a new connection is not answered either", || {
-            guard.engine().health().is_err_and(|why| why.to_string().contains("within 300 ms"))
+            guard.redis().health().is_err_and(|why| why.to_string().contains("within 300 ms"))
         })
         .await;
         assert_eq!(admitted, 100, "the only node has the whole limit as its share");
@@ -69,7 +69,7 @@ fn a_store_that_answers_with_an_error_never_fails_open() {
             let server = RedisServer::build().tcp().args(&["--maxmemory-policy", "noeviction"]).start();
             let (guard, open) = fails_open(&server, "").await;
             server.cli(&["CONFIG", "SET", setting, broken]);
-            let is_open = || guard.engine().servers()[0].opened > 0;
+            let is_open = || guard.redis().servers()[0].opened > 0;
             assert_eq!(flood(&open, "the breaker has opened", is_open).await, 100, "{setting}");
             server.cli(&["CONFIG", "SET", setting, mended]);
             until("the store decides again", async || take(&open, 0).await.1 == Basis::Exact).await;
@@ -87,7 +87,7 @@ fn a_store_without_room_for_clients_never_fails_open() {
         last.write_all(b"CONFIG SET maxclients 1\r\nCLIENT KILL TYPE normal SKIPME yes\r\n").unwrap();
         last.read_exact(&mut [0; "+OK\r\n:1\r\n".len()]).unwrap();
         let admitted = flood(&open, "a new connection is refused for want of room", || {
-            guard.engine().health().is_err_and(|why| why.to_string().contains("max number of clients"))
+            guard.redis().health().is_err_and(|why| why.to_string().contains("max number of clients"))
         })
         .await;
         assert_eq!(admitted, 100);
@@ -145,7 +145,7 @@ fn calls_that_time_out_in_one_stall_do_not_open_the_breaker() {
         let verdicts = join_all(keys.iter().map(|key| open.acquire(key, Ask::of(1)))).await;
         assert!(verdicts.iter().all(|verdict| verdict.basis == Basis::Local));
         server.resume();
-        let status = &guard.engine().servers()[0];
+        let status = &guard.redis().servers()[0];
         assert_eq!((status.breaker, status.opened), (BreakerState::Closed, 0));
     });
 }
@@ -201,7 +201,7 @@ fn a_store_that_fails_every_check_is_not_well_however_seldom_it_is_asked() {
         server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
         assert_eq!(take(&open, 1).await.1, Basis::Local);
         // Policies are polled meanwhile, which a full server still answers.
-        let control = guard.engine().control();
+        let control = guard.redis().control();
         for _ in 0..12 {
             assert!(control.news(&Version::default(), &Version::default()).await.is_ok());
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -3,7 +3,9 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
-use tollgate::{Ask, Basis, Clock, Consistency, Guard, GuardConfig, Limit, LimitSettings, Rate, TokenBucket};
+use tollgate::{
+    Ask, Basis, Clock, Consistency, GuardConfig, Limit, LimitSettings, Rate, SharedEngine, TokenBucket,
+};
 use tollgate_testkit::RedisServer;
 
 use crate::guard::until;
@@ -32,7 +34,8 @@ fn a_panic_of_the_caller_frees_the_key() {
 fn a_panic_of_the_caller_keeps_a_key_from_no_lease() {
     run(async {
         let server = RedisServer::start();
-        let (guard, driver) = Guard::new(engine(&server.url()), GuardConfig::default(), Clock::system());
+        let (guard, driver) =
+            SharedEngine::new(engine(&server.url()), GuardConfig::default(), Clock::system());
         tokio::spawn(driver.run());
         let limit = Limit::TokenBucket(TokenBucket::new(100_000, Rate::per_second(100_000)).unwrap());
         let settings = LimitSettings { consistency: Consistency::Lease, ..LimitSettings::default() };

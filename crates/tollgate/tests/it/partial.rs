@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tollgate::{Ask, Basis, FailureMode, GuardConfig, GuardStats, GuardedLimiter, OnFailure};
+use tollgate::{Ask, Basis, FailureMode, GuardConfig, GuardStats, Limiter, OnFailure};
 use tollgate_testkit::Cluster;
 
 use crate::guard::{guard_with, slow, until};
@@ -30,9 +30,9 @@ fn debts_to_a_dead_server_hold_up_no_others_and_cost_no_calls() {
             config.deadline = Duration::from_millis(100);
         });
         let on_failure = OnFailure { mode: FailureMode::Local, settle: true, ..OnFailure::default() };
-        let limiter: GuardedLimiter = guard.limiter("settling", slow(), on_failure).unwrap();
+        let limiter: Limiter = guard.limiter("settling", slow(), on_failure).unwrap();
         let (lost, kept) = (keys_on(&cluster, "settling", dead, 40), keys_on(&cluster, "settling", well, 40));
-        until("the store has counted this node", async || guard.engine().nodes() == Some(1)).await;
+        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
         until("both decide", async || {
             limiter.acquire(&lost[0], Ask::of(1)).await.basis == Basis::Exact
                 && limiter.acquire(&kept[0], Ask::of(1)).await.basis == Basis::Exact
@@ -55,7 +55,7 @@ fn debts_to_a_dead_server_hold_up_no_others_and_cost_no_calls() {
         })
         .await;
         // Every decision by the other server used to be a reason to try all debts to the dead one again.
-        let failed = || guard.engine().stats().failed.iter().sum::<u64>();
+        let failed = || guard.redis().stats().failed.iter().sum::<u64>();
         let (before, mut decided) = (failed(), 0_u64);
         while decided < 2_000 {
             let key = &kept[decided as usize % kept.len()];

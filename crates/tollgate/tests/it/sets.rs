@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{
-    Check, Decisions, FixedWindow, Limit, RedisEngine, RedisLimiter, SlidingLog, StoreError, TokenBucket,
+    Backend, Check, FixedWindow, Limit, RedisEngine, RedisLimiter, SlidingLog, StoreError, TokenBucket,
+    Verdicts,
 };
 use tollgate_testkit::{Random, RedisServer};
 
@@ -24,11 +25,11 @@ fn four(engine: &RedisEngine, permits: u64) -> [RedisLimiter; 4] {
     .map(|(scope, limit)| engine.limiter(scope, limit))
 }
 
-fn checks<'a>(limiters: &'a [RedisLimiter; 4], subject: &'a str) -> [Check<'a, RedisLimiter>; 4] {
-    limiters.each_ref().map(|limiter| Check::of(limiter, subject, 1))
+fn checks<'a>(limiters: &'a [RedisLimiter; 4], subject: &'a str) -> [Check<'a>; 4] {
+    limiters.each_ref().map(|limiter| Check::new(limiter.id(), subject, 1))
 }
 
-fn is_admitted(decisions: &Decisions) -> bool {
+fn is_admitted(decisions: &Verdicts) -> bool {
     decisions.iter().all(|it| it.is_some_and(|it| it.is_admitted()))
 }
 
@@ -46,8 +47,8 @@ fn equal_requests_go_together_and_each_is_decided_for_itself() {
         let limiters = four(&engine, 700);
         let before = engine.stats().calls;
         let asked = (0..1_000).map(|_| async {
-            let decisions = engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap();
-            (is_admitted(&decisions), decisions[3].unwrap().remaining)
+            let decisions = engine.decide(&checks(&limiters, "user:1")).await.unwrap();
+            (is_admitted(&decisions), decisions[3].unwrap().decision.remaining)
         });
         let mut answers = join_all(asked).await;
         let calls = engine.stats().calls - before;
@@ -80,8 +81,12 @@ fn requests_that_share_a_key_go_together() {
         few.try_acquire("user:7", 1).await.unwrap();
         let before = engine.stats().calls;
         let asked = users.iter().chain([&users[7]]).map(async |user| {
-            let all = [Check::of(&own, user, 1), Check::of(&few, user, 1), Check::of(&shared, "all", 1)];
-            is_admitted(&engine.acquire_all(&all).await.unwrap())
+            let all = [
+                Check::new(own.id(), user, 1),
+                Check::new(few.id(), user, 1),
+                Check::new(shared.id(), "all", 1),
+            ];
+            is_admitted(&engine.decide(&all).await.unwrap())
         });
         let admitted = join_all(asked).await.into_iter().filter(|it| *it).count();
         let calls = engine.stats().calls - before;
@@ -100,19 +105,19 @@ fn a_denial_of_one_limit_is_remembered_for_every_request_that_has_it() {
         let engine = connected(&server).await;
         let limiters = four(&engine, 1);
         let [own, _, _, exhausted] = &limiters;
-        assert!(is_admitted(&engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap()));
-        let denied = engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap();
+        assert!(is_admitted(&engine.decide(&checks(&limiters, "user:1")).await.unwrap()));
+        let denied = engine.decide(&checks(&limiters, "user:1")).await.unwrap();
         let calls = engine.stats().calls;
         for _ in 0..100 {
-            let again = engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap();
+            let again = engine.decide(&checks(&limiters, "user:1")).await.unwrap();
             assert!(again.iter().all(Option::is_some), "an equal request gets the whole answer");
             assert_eq!(again[0], denied[0]);
             assert!(!again[3].unwrap().is_admitted());
         }
         for number in 0..100 {
             let user = format!("user:{number}");
-            let other = [Check::of(own, &user, 1), Check::of(exhausted, "user:1", 1)];
-            let known = engine.acquire_all(&other).await.unwrap();
+            let other = [Check::new(own.id(), &user, 1), Check::new(exhausted.id(), "user:1", 1)];
+            let known = engine.decide(&other).await.unwrap();
             assert!(known[0].is_none() && known[1].is_some_and(|it| !it.is_admitted()), "{known:?}");
         }
         // A denial lives for a tenth of a second: a slow machine may have had to ask again.
@@ -122,12 +127,12 @@ fn a_denial_of_one_limit_is_remembered_for_every_request_that_has_it() {
             engine.stats().calls - calls
         );
         // What is only counted denies nobody, and is not in the way.
-        let counted = Check { is_binding: false, ..Check::of(exhausted, "user:1", 1) };
-        let decisions = engine.acquire_all(&[Check::of(own, "user:2", 1), counted]).await.unwrap();
+        let counted = Check::new(exhausted.id(), "user:1", 1).counted_only();
+        let decisions = engine.decide(&[Check::new(own.id(), "user:2", 1), counted]).await.unwrap();
         assert!(decisions[0].is_some_and(|it| it.is_admitted()));
         // A reset is seen at once on the node that made it.
         exhausted.reset("user:1").await.unwrap();
-        assert!(is_admitted(&engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap()));
+        assert!(is_admitted(&engine.decide(&checks(&limiters, "user:1")).await.unwrap()));
     });
 }
 
@@ -146,7 +151,7 @@ fn callers_who_leave_take_nothing() {
                 let (engine, limiters) = (&engine, &limiters);
                 async move {
                     let all = checks(limiters, &user);
-                    tokio::time::timeout(patience, engine.acquire_all(&all))
+                    tokio::time::timeout(patience, engine.decide(&all))
                         .await
                         .is_ok_and(|it| is_admitted(&it.unwrap()))
                 }
@@ -179,11 +184,11 @@ fn a_member_with_a_foreign_value_fails_the_request_and_nothing_is_taken() {
         let limiters = four(&engine, 10);
         server.cli(&["SET", "rate_limiter:d:user:1", "something else"]);
         for _ in 0..20 {
-            let answer = engine.acquire_all(&checks(&limiters, "user:1")).await;
+            let answer = engine.decide(&checks(&limiters, "user:1")).await;
             assert!(matches!(answer, Err(StoreError::Foreign { .. })), "{answer:?}");
         }
         assert_eq!(limiters[0].remaining("user:1").await.unwrap(), 10_000);
-        assert!(is_admitted(&engine.acquire_all(&checks(&limiters, "user:2")).await.unwrap()));
+        assert!(is_admitted(&engine.decide(&checks(&limiters, "user:2")).await.unwrap()));
         assert_eq!(server.cli(&["GET", "rate_limiter:d:user:1"]).trim(), "something else");
     });
 }
@@ -198,7 +203,7 @@ fn a_flood_that_one_of_four_limits_denies_costs_few_calls() {
         let tasks = (0..64).map(async |_| {
             let mut denied = 0_u64;
             while Instant::now() < end {
-                let decisions = engine.acquire_all(&checks(&limiters, "user:1")).await.unwrap();
+                let decisions = engine.decide(&checks(&limiters, "user:1")).await.unwrap();
                 denied += u64::from(!is_admitted(&decisions));
                 // Denials that are known are answered at once: others have their turn here.
                 tokio::task::yield_now().await;

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Check, Limit, LogStorage, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError,
-    TlsConfig, TokenBucket,
+    Backend, Check, Limit, LogStorage, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
+    StoreError, TlsConfig, TokenBucket,
 };
 use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
 
@@ -125,7 +125,7 @@ fn the_least_privileges_are_enough_over_tls_with_a_client_certificate() {
         }
         let (limiter, other) = (slow_bucket(&engine), engine.limiter("second", bucket(10, 1)));
         engine
-            .acquire_all(&[Check::of(&limiter, "user:2", 1), Check::of(&other, "user:2", 1)])
+            .decide(&[Check::new(limiter.id(), "user:2", 1), Check::new(other.id(), "user:2", 1)])
             .await
             .unwrap();
         until("the store has counted this node", async || engine.nodes() == Some(1)).await;
@@ -460,17 +460,18 @@ fn a_key_that_stands_twice_among_several_limits_is_asked_for_the_sum() {
         let server = RedisServer::start();
         let engine = engine(&server.url());
         let limiter = engine.limiter("token_bucket", bucket(5, 1));
-        let twice =
-            engine.acquire_all(&[Check::of(&limiter, "a", 4), Check::of(&limiter, "a", 4)]).await.unwrap();
-        assert!(twice.iter().flatten().all(|decision| decision.outcome == Outcome::Impossible), "{twice:?}");
-        let twice =
-            engine.acquire_all(&[Check::of(&limiter, "a", 2), Check::of(&limiter, "a", 3)]).await.unwrap();
-        assert!(
-            twice.iter().flatten().all(|decision| decision.is_admitted() && decision.remaining == 0),
-            "{twice:?}"
-        );
-        let many: Vec<_> = (0..33).map(|_| Check::of(&limiter, "a", 1)).collect();
-        assert!(matches!(engine.acquire_all(&many).await, Err(StoreError::Overloaded)));
+        let twice = engine
+            .decide(&[Check::new(limiter.id(), "a", 4), Check::new(limiter.id(), "a", 4)])
+            .await
+            .unwrap();
+        assert!(twice.iter().flatten().all(|it| it.decision.outcome == Outcome::Impossible), "{twice:?}");
+        let twice = engine
+            .decide(&[Check::new(limiter.id(), "a", 2), Check::new(limiter.id(), "a", 3)])
+            .await
+            .unwrap();
+        assert!(twice.iter().flatten().all(|it| it.is_admitted() && it.decision.remaining == 0), "{twice:?}");
+        let many: Vec<_> = (0..33).map(|_| Check::new(limiter.id(), "a", 1)).collect();
+        assert!(matches!(engine.decide(&many).await, Err(StoreError::Overloaded)));
     });
 }
 

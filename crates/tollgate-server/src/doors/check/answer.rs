@@ -94,7 +94,7 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
     body.insert("basis".into(), json!(verdict.basis().as_str()));
     let limits = verdict.known().map(|(_, check, it)| Value::Object(limit(policy, verdict, check, it)));
     body.insert("limits".into(), limits.collect());
-    if !verdict.is_whole() {
+    if verdict.retry_is_lower_bound() {
         body.insert("retryAfterIsLowerBound".into(), json!(true));
     }
     let selection = &verdict.selection;

@@ -1,8 +1,9 @@
-//! Several limits at once: all of them are taken from, or none. One deadline covers all of it.
+//! Several limits of one request: permits are taken from all of them, or from none. One deadline covers all of it.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -11,49 +12,64 @@ use tokio::time::{Instant, timeout_at};
 use tollgate_core::policy::{CHECKS_MAX, WORK_MAX};
 use tollgate_core::{Decision, Micros, Outcome, Timestamp};
 
-use super::call::{Leading, SetLead};
+use super::Inner;
+use super::call::SetLead;
 use super::error::StoreError;
-use super::late::within;
-use super::lines::SetEntered;
+use super::limit::StoredLimit;
+use super::lines::{Done, SetEntered, Step};
+use super::script::Question;
 use super::set::{CheckSet, Member, SetAnswer};
-use super::{Inner, RedisEngine, RedisLimiter};
-use crate::engine::several::{Check, Decisions, Merged, merged};
+use crate::check::{Check, Distinct};
+use crate::deadline::within;
+use crate::tasks::Leading;
 
-impl RedisEngine {
-    /// Takes from several limits, at most [`CHECKS_MAX`] and [`WORK_MAX`] of their work, or from none if one that is binding denies. The decisions are in the order
-    /// of the checks. Where all limits are in one place (one server, or one slot of a cluster) that is one step; else one for each
-    /// slot, and what was taken before a denial is given back. So is what was taken for a caller that has left.
-    pub async fn acquire_all(&self, checks: &[Check<'_, RedisLimiter>]) -> Result<Decisions, StoreError> {
-        let work: usize = checks.iter().map(|it| it.limiter.limit().work()).sum();
+/// In the order of the checks. `None`: another limit is known to deny, and this one was not asked.
+pub(super) type Decisions = SmallVec<[Option<Decision>; 4]>;
+
+impl Inner {
+    /// Decides on the checks of a request.
+    pub(super) async fn decide_together(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+    ) -> Result<Decisions, StoreError> {
+        let limits = checks.iter().map(|it| self.stored(it.limit));
+        let limits = limits.collect::<Result<SmallVec<[Arc<StoredLimit>; 4]>, _>>()?;
+        let work: usize = limits.iter().map(|it| it.limit.work()).sum();
         if checks.len() > CHECKS_MAX || work > WORK_MAX {
-            self.0.count_failure(&StoreError::Overloaded);
+            self.count_failure(&StoreError::Overloaded);
             return Err(StoreError::Overloaded);
         }
-        let Merged { checks, of } = merged(checks, |one, other| one.own.prefix == other.own.prefix);
-        let shortest = checks.iter().map(|it| it.limiter.deadline()).min();
-        let deadline = Instant::now() + shortest.unwrap_or(self.0.deadline);
-        let members: SmallVec<[Member; 4]> = checks
-            .iter()
-            .map(|it| {
-                let line = it.limiter.line(it.limiter.key(it.key));
-                Member { limiter: it.limiter.clone(), line, ask: it.ask, is_binding: it.is_binding }
-            })
-            .collect();
+        let Distinct { checks, index } =
+            Distinct::new(checks, |number| limits[number].state(checks[number].key));
+        // The first check of a state names the limit that decides on it.
+        let mut members: SmallVec<[Member; 4]> = SmallVec::new();
+        for (limit, position) in limits.into_iter().zip(&index) {
+            if *position == members.len() {
+                let Check { key, ask, enforced, .. } = checks[*position];
+                members.push(Member { line: limit.line(key), limit, ask, enforced });
+            }
+        }
+        let now = Instant::now();
+        let shortest = |of: fn(&StoredLimit) -> Duration| members.iter().map(|it| of(&it.limit)).min();
+        let wait = now + shortest(|it| it.deadline).unwrap_or(self.deadline);
+        // Longer where all limits are leased.
+        let call = now + shortest(|it| it.call_deadline).unwrap_or(self.deadline);
         let left = Arc::new(AtomicBool::new(false));
         // Dropped before the call goes on with the driver, which then knows that the caller has left.
         let leaving = |left: &Arc<AtomicBool>| Leaving(Arc::clone(left));
-        let decisions = if self.0.are_in_one_place(&members) {
+        let decisions = if self.are_in_one_place(&members) {
             let set = Arc::new(CheckSet { members });
-            let mut call = pin!(self.0.decide(&set, deadline, &left));
+            let mut call = pin!(self.decide_set(&set, wait, call, &left));
             let _leaving = leaving(&left);
             call.as_mut().await?.decisions
         } else {
-            let request = Request { inner: Arc::clone(&self.0), members, deadline, left: Arc::clone(&left) };
-            let mut call = pin!(Leading::new(request.acquire(), self.0.tasks.clone()));
+            let (inner, has_left) = (Arc::clone(self), Arc::clone(&left));
+            let request = Request { inner, members, deadline: wait, left: has_left };
+            let mut call = pin!(Leading::new(request.acquire(), self.tasks.clone()));
             let _leaving = leaving(&left);
             call.as_mut().await?
         };
-        Ok(of.into_iter().map(|number| decisions[number]).collect())
+        Ok(index.into_iter().map(|position| decisions[position]).collect())
     }
 }
 
@@ -69,6 +85,7 @@ impl Drop for Leaving {
 /// The answer to a set that waits. If nobody takes it, what was taken is given back.
 struct Awaited<'a> {
     answer: oneshot::Receiver<Result<SetAnswer, StoreError>>,
+    inner: &'a Arc<Inner>,
     set: &'a CheckSet,
 }
 
@@ -76,7 +93,7 @@ impl Drop for Awaited<'_> {
     fn drop(&mut self) {
         self.answer.close();
         if let Ok(Ok(answer)) = self.answer.try_recv() {
-            self.set.give_back(&answer);
+            self.set.give_back(self.inner, &answer);
         }
     }
 }
@@ -89,42 +106,45 @@ impl Inner {
         members.iter().all(|it| it.is_asked() && self.routes.slot(&it.line.key) == slot)
     }
 
-    /// Decides on a set whose keys are in one slot: with others who ask for the same.
-    async fn decide(
+    /// Decides on a set whose keys are in one slot: with others who ask for the same. The caller waits until `wait`; a call that it
+    /// starts may take until `deadline`, and goes on without it.
+    async fn decide_set(
         self: &Arc<Self>,
         set: &Arc<CheckSet>,
+        wait: Instant,
         deadline: Instant,
         left: &Arc<AtomicBool>,
     ) -> Result<SetAnswer, StoreError> {
+        let late = || self.late(set.members[0].limit.deadline);
         match self.lines.enter_set(set, left, Instant::now()) {
             SetEntered::Denied(answer) => {
                 self.counters.remembered.fetch_add(1, Ordering::Relaxed);
                 Ok(answer)
             }
             SetEntered::Lead(held) => {
-                let lead = SetLead::new(set, &held);
-                let (inner, set, left) = (Arc::clone(self), Arc::clone(set), Arc::clone(left));
+                let lead = SetLead::new(self, set, &held);
+                let (inner, set, has_left) = (Arc::clone(self), Arc::clone(set), Arc::clone(left));
                 let call = async move {
                     let mut answer = lead.lead(&inner, deadline).await?;
-                    if left.load(Ordering::Acquire) {
-                        set.give_back(&answer);
+                    if has_left.load(Ordering::Acquire) {
+                        set.give_back(&inner, &answer);
                         answer.all = false;
                     }
                     Ok(answer)
                 };
-                Leading::new(call, self.tasks.clone()).await
+                let mut call = pin!(Leading::new(call, self.tasks.clone()));
+                within(wait, call.as_mut()).await.unwrap_or_else(|_| {
+                    left.store(true, Ordering::Release);
+                    Err(late())
+                })
             }
             SetEntered::Wait(answer) => {
-                let mut awaited = Awaited { answer, set };
-                match within(deadline, &mut awaited.answer).await {
+                let mut awaited = Awaited { answer, inner: self, set };
+                match within(wait, &mut awaited.answer).await {
                     Ok(Ok(answer)) => answer,
                     Ok(Err(_)) if self.tasks.is_stopped() => Err(StoreError::Stopped),
                     Ok(Err(_)) => Err(StoreError::Panicked),
-                    Err(_) => {
-                        let late = StoreError::Timeout(set.members[0].limiter.deadline());
-                        self.count_failure(&late);
-                        Err(late)
-                    }
+                    Err(_) => Err(late()),
                 }
             }
             SetEntered::Full => {
@@ -153,7 +173,7 @@ impl Request {
             return Ok(decisions);
         }
         // What can never be admitted decides it without a take; what asks for nothing is looked at only.
-        let mut denied = self.members.iter().any(|it| it.is_binding && it.is_impossible());
+        let mut denied = self.members.iter().any(|it| it.enforced && it.is_impossible());
         let mut decisions = Decisions::from_elem(None, self.members.len());
         let mut taken: Vec<usize> = Vec::new();
         for numbers in self.places() {
@@ -162,7 +182,7 @@ impl Request {
             }
             let members = numbers.iter().map(|number| self.members[*number].clone()).collect();
             let set = Arc::new(CheckSet { members });
-            let answer = match self.inner.decide(&set, self.deadline, &self.left).await {
+            let answer = match self.inner.decide_set(&set, self.deadline, self.deadline, &self.left).await {
                 Ok(answer) => answer,
                 Err(why) => {
                     self.give_back(&taken, &decisions).await;
@@ -209,20 +229,19 @@ impl Request {
         let grants: Vec<_> = taken
             .iter()
             .filter_map(|number| {
-                let Member { limiter, line, ask, .. } = &self.members[*number];
                 let decision = decisions[*number]?;
-                let start = decision.at.after(decision.outcome.delay());
-                Some((limiter.clone(), Arc::clone(&line.key), ask.cost, start))
+                Some((self.members[*number].clone(), decision.at.after(decision.outcome.delay())))
             })
             .collect();
         if grants.is_empty() {
             return;
         }
         let (done, given_back) = oneshot::channel();
+        let inner = Arc::clone(&self.inner);
         self.inner.tasks.hand_over(async move {
             let refunds = grants
                 .iter()
-                .map(|(limiter, key, cost, start)| limiter.refund_key(Arc::clone(key), *cost, *start));
+                .map(|(it, start)| inner.refund(&it.limit, it.line.clone(), it.ask.cost, *start));
             join_all(refunds).await;
             // The caller may have stopped waiting.
             let _ = done.send(());
@@ -239,11 +258,11 @@ impl Request {
         if time_left.is_zero() || self.has_left() {
             return untold(member, at);
         }
-        let limiter = member.limiter.clone().with_deadline(time_left);
-        limiter
-            .peek_key(Arc::clone(&member.line.key), member.ask)
-            .await
-            .unwrap_or_else(|_| untold(member, at))
+        let step = Step::Ask(Question::Peek(member.ask));
+        match self.inner.step(&member.limit, member.line.clone(), step, time_left, time_left).await {
+            Ok(Done::Answered(decision, _)) => decision,
+            Ok(Done::Changed | Done::OutOfTurn(_)) | Err(_) => untold(member, at),
+        }
     }
 }
 

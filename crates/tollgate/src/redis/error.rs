@@ -73,6 +73,9 @@ pub enum StoreError {
     /// The engine's driver has stopped, and with it the engine.
     #[error("the engine has stopped")]
     Stopped,
+    /// The limit was removed. Nothing was sent.
+    #[error("the limit was removed")]
+    Removed,
     /// The call was ended by a panic. Whether it was decided is unknown, as with a timeout.
     #[error("the call to the store was ended by a panic")]
     Panicked,
@@ -92,12 +95,13 @@ impl StoreError {
             Self::Protocol(_) => "protocol",
             Self::Overloaded => "overloaded",
             Self::Stopped => "stopped",
+            Self::Removed => "removed",
             Self::Panicked => "panicked",
         }
     }
 
     /// All of them, as metrics list them.
-    pub const CLASSES: [&'static str; 11] = [
+    pub const CLASSES: [&'static str; 12] = [
         "timeout",
         "unreachable",
         "interrupted",
@@ -108,6 +112,7 @@ impl StoreError {
         "protocol",
         "overloaded",
         "stopped",
+        "removed",
         "panicked",
     ];
 
@@ -121,6 +126,7 @@ impl StoreError {
             | Self::Refused { .. }
             | Self::Foreign { .. }
             | Self::Overloaded
+            | Self::Removed
             | Self::Stopped => false,
         }
     }
@@ -137,6 +143,7 @@ impl StoreError {
             | Self::Foreign { .. }
             | Self::Protocol(_)
             | Self::Overloaded
+            | Self::Removed
             | Self::Stopped
             | Self::Panicked => true,
         }

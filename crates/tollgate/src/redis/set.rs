@@ -8,8 +8,9 @@ use tokio::sync::oneshot;
 use tollgate_core::policy::WORK_MAX;
 use tollgate_core::{Ask, Decision, Limit};
 
-use super::RedisLimiter;
+use super::Inner;
 use super::error::StoreError;
+use super::limit::StoredLimit;
 use super::lines::LineKey;
 
 /// Sets in one call. Equal ones cost the server no more than one.
@@ -17,16 +18,16 @@ const SETS_MAX: usize = 1_024;
 /// One limit applied to one key, as part of a set.
 #[derive(Clone)]
 pub(super) struct Member {
-    pub(super) limiter: RedisLimiter,
+    pub(super) limit: Arc<StoredLimit>,
     /// The key in the store.
     pub(super) line: LineKey,
     pub(super) ask: Ask,
-    pub(super) is_binding: bool,
+    pub(super) enforced: bool,
 }
 
 impl Member {
     pub(super) fn limit(&self) -> &Limit {
-        self.limiter.limit()
+        &self.limit.limit
     }
 
     /// Whether it can never be admitted.
@@ -44,11 +45,11 @@ impl Member {
     }
 
     fn has_state_of(&self, other: &Self) -> bool {
-        self.line.hash == other.line.hash && self.line.key == other.line.key
+        self.line.hash == other.line.hash
     }
 
     fn is_equal(&self, other: &Self) -> bool {
-        self.ask == other.ask && self.is_binding == other.is_binding && self.line == other.line
+        self.ask == other.ask && self.enforced == other.enforced && self.line == other.line
     }
 
     /// Whether equal asks in a row are decided as one: nobody waits, and a denial leaves no trace.
@@ -91,18 +92,17 @@ impl CheckSet {
     }
 
     /// Lets the driver give back what was taken for a request that is gone.
-    pub(super) fn give_back(&self, answer: &SetAnswer) {
+    pub(super) fn give_back(&self, inner: &Arc<Inner>, answer: &SetAnswer) {
         if !answer.all {
             return;
         }
         for (member, decision) in self.members.iter().zip(&answer.decisions) {
             if let Some(decision) = decision.filter(Decision::is_admitted) {
-                let (limiter, key, cost) =
-                    (member.limiter.clone(), Arc::clone(&member.line.key), member.ask.cost);
-                member.limiter.hand_over(async move {
+                let (member, to) = (member.clone(), Arc::clone(inner));
+                inner.tasks.hand_over(async move {
                     let start = decision.at.after(decision.outcome.delay());
                     // What cannot be given back comes back as the limit refills.
-                    let _ = limiter.refund_key(key, cost, start).await;
+                    let _ = to.refund(&member.limit, member.line.clone(), member.ask.cost, start).await;
                 });
             }
         }
@@ -232,7 +232,7 @@ impl<'a> SetCall<'a> {
         let groups = self.groups.iter().enumerate();
         groups
             .flat_map(|(number, group)| group.set.members.iter().map(move |member| (member, number)))
-            .filter(|(member, _)| member.is_binding && !member.is_of(line))
+            .filter(|(member, _)| member.enforced && !member.is_of(line))
             .collect()
     }
 

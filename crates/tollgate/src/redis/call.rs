@@ -1,29 +1,28 @@
 //! The calls of one line: the first by the caller who found it free, those of the others by the driver.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_core::{Outcome, Timestamp};
 
-use super::driver::Tasks;
+use super::Inner;
 use super::error::StoreError;
-use super::lines::{Batch, Done, Lent, LineKey, Remembered, Step, Waiter};
+use super::limit::StoredLimit;
+use super::lines::{Batch, Done, LineKey, Remembered, Step, Waiter};
 use super::node::Bearings;
 use super::replay::{Memory, SetsTold, Told, out_of_turn, replay, replay_sets};
 use super::routes::Reply;
 use super::script::{self, Change, Doubt, Question};
 use super::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
-use super::{Inner, RedisLimiter};
+use crate::backend::Lent;
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
 pub(super) struct Call {
     turn: Turn,
-    limiter: RedisLimiter,
+    limit: Arc<StoredLimit>,
 }
 
 /// The right to make calls for a key. However it ends, the key is free afterwards.
@@ -43,9 +42,9 @@ impl Drop for Turn {
 }
 
 impl Call {
-    pub(super) fn new(limiter: &RedisLimiter, line: LineKey) -> Self {
-        let turn = Turn { inner: Arc::clone(&limiter.inner), line, is_over: false };
-        Self { turn, limiter: limiter.clone() }
+    pub(super) fn new(inner: &Arc<Inner>, limit: &Arc<StoredLimit>, line: LineKey) -> Self {
+        let turn = Turn { inner: Arc::clone(inner), line, is_over: false };
+        Self { turn, limit: Arc::clone(limit) }
     }
 
     /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
@@ -99,7 +98,7 @@ impl Call {
 
     async fn answer(&self, waiters: Vec<Waiter>) -> Option<Remembered> {
         let steps: Vec<_> = waiters.iter().map(|waiter| waiter.step.clone()).collect();
-        let (answers, told) = self.make(&steps, Instant::now() + self.limiter.deadline()).await;
+        let (answers, told) = self.make(&steps, Instant::now() + self.limit.call_deadline).await;
         match answers {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
@@ -122,7 +121,7 @@ impl Call {
         let call = SetCall::of(&batch, line);
         let others = call.others(line);
         let changes: Vec<_> = others.iter().map(|(member, _)| inner.lines.changes(member)).collect();
-        let asked = inner.ask_sets(&call, Instant::now() + self.limiter.deadline()).await;
+        let asked = inner.ask_sets(&call, Instant::now() + self.limit.call_deadline).await;
         match asked {
             Ok(asked) => {
                 let told = asked.remembered(&call, |member| member.is_of(line));
@@ -135,7 +134,7 @@ impl Call {
                 let waiters = batch.groups.into_iter().flat_map(|group| group.waiters);
                 for (waiter, answer) in waiters.zip(asked.answers) {
                     if let Err(Ok(undelivered)) = waiter.answer.send(Ok(answer)) {
-                        waiter.set.give_back(&undelivered);
+                        waiter.set.give_back(inner, &undelivered);
                     }
                 }
                 told
@@ -152,7 +151,7 @@ impl Call {
     /// After a call: answers those whose denial is known now, and says who goes in the next call.
     fn next(&mut self, told: Option<Remembered>) -> Batch {
         let inner = &self.turn.inner;
-        let next = inner.lines.next(&self.turn.line, self.limiter.limit(), told, Instant::now());
+        let next = inner.lines.next(&self.turn.line, &self.limit.limit, told, Instant::now());
         self.turn.is_over = matches!(next.batch, Batch::Nobody);
         let known = next.denied.len() + next.denied_sets.len();
         inner.counters.remembered.fetch_add(known as u64, Ordering::Relaxed);
@@ -174,16 +173,17 @@ impl Call {
     ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
         let key = &*self.turn.line.key;
         let slot = self.turn.inner.routes.slot(key);
-        let (limit, logs) = (self.limiter.limit(), self.turn.inner.logs);
+        let (limit, logs) = (&*self.limit, self.turn.inner.logs);
         let change = match steps {
             [Step::Reset] => {
-                self.turn.inner.call(key, slot, self.turn.line.hash, deadline, |_| script::forget(key)).await
+                self.turn
+                    .inner
+                    .call(key, slot, self.turn.line.hash.low, deadline, |_| script::forget(key))
+                    .await
             }
             [Step::Change(it)] => {
-                let say = |to| {
-                    script::change(limit, logs, key, *it, Doubt::of(limit, self.limiter.distrust(), to), to)
-                };
-                self.turn.inner.call(key, slot, self.turn.line.hash, deadline, say).await
+                let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, to), to);
+                self.turn.inner.call(key, slot, self.turn.line.hash.low, deadline, say).await
             }
             _ => return self.ask(steps, slot, deadline).await,
         };
@@ -201,7 +201,7 @@ impl Call {
         slot: u16,
         deadline: Instant,
     ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
-        let (key, limit, logs) = (&*self.turn.line.key, self.limiter.limit(), self.turn.inner.logs);
+        let (key, limit, logs) = (&*self.turn.line.key, &*self.limit, self.turn.inner.logs);
         let questions: Vec<_> = steps
             .iter()
             .filter_map(|step| match step {
@@ -214,11 +214,11 @@ impl Call {
         // That of the server that has answered: each one that is tried has its own.
         let doubt = Mutex::new(None);
         let say = |to: Bearings| {
-            let doubted = Doubt::of(limit, self.limiter.distrust(), to);
+            let doubted = Doubt::of(limit, to);
             *doubt.lock() = doubted;
             script::ask(limit, logs, key, &questions, doubted, to)
         };
-        let called = self.turn.inner.call(key, slot, self.turn.line.hash, deadline, say).await;
+        let called = self.turn.inner.call(key, slot, self.turn.line.hash.low, deadline, say).await;
         let Reply { value, sent, received } = match called {
             Ok(reply) => reply,
             Err(why) => return (Err(why), None),
@@ -253,10 +253,10 @@ pub(super) struct SetLead {
 
 impl SetLead {
     /// `held` are the members whose lines were free, by number.
-    pub(super) fn new(set: &Arc<CheckSet>, held: &[usize]) -> Self {
+    pub(super) fn new(inner: &Arc<Inner>, set: &Arc<CheckSet>, held: &[usize]) -> Self {
         let calls = held.iter().map(|number| {
             let member = &set.members[*number];
-            Call::new(&member.limiter, member.line.clone())
+            Call::new(inner, &member.limit, member.line.clone())
         });
         Self { calls: calls.collect(), set: Arc::clone(set) }
     }
@@ -302,7 +302,7 @@ impl SetsAsked {
         let (group, answer) = (&call.groups[group], self.answers.get(last.checked_sub(1)?)?);
         let number = group.set.members.iter().position(is_key)?;
         let is_denied = matches!(answer.decisions[number]?.outcome, Outcome::Denied { .. });
-        (is_denied && group.set.members[number].is_binding).then(|| Remembered {
+        (is_denied && group.set.members[number].enforced).then(|| Remembered {
             memory: self.memories[group.states[number]].clone(),
             verdict: Some((Arc::clone(group.set), answer.clone())),
             at: self.now,
@@ -321,59 +321,19 @@ impl Inner {
         // Those of the server that has answered: each one that is tried has its own.
         let doubts = Mutex::new(Vec::new());
         let say = |to: Bearings| {
-            let doubted = call.states.iter().map(|it| Doubt::of(it.limit(), it.limiter.distrust(), to));
+            let doubted = call.states.iter().map(|it| Doubt::of(&it.limit, to));
             let doubted: Vec<_> = doubted.collect();
             let command = script::ask_sets(call, &doubted, self.logs, to);
             *doubts.lock() = doubted;
             command
         };
-        let Reply { value, sent, received } =
-            self.call(key, self.routes.slot(key), first.map_or(0, |line| line.hash), deadline, say).await?;
+        let Reply { value, sent, received } = self
+            .call(key, self.routes.slot(key), first.map_or(0, |line| line.hash.low), deadline, say)
+            .await?;
         let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
         self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
         let SetsTold { answers, memories, now } =
             replay_sets(call, &doubts.into_inner(), value).inspect_err(|why| self.count_failure(why))?;
         Ok(SetsAsked { answers, memories, now, sent, received })
-    }
-}
-
-/// A call that goes on with the driver if its caller leaves: others may be waiting for it.
-pub(crate) struct Leading<F: Future<Output = T> + Send + 'static, T: Send + 'static> {
-    call: Option<Pin<Box<F>>>,
-    tasks: Tasks,
-    /// Set while the call is polled: still set afterwards if it has panicked.
-    is_polled: bool,
-}
-
-impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Leading<F, T> {
-    pub(super) fn new(call: F, tasks: Tasks) -> Self {
-        Self { call: Some(Box::pin(call)), tasks, is_polled: false }
-    }
-}
-
-impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Future for Leading<F, T> {
-    type Output = T;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let this = self.get_mut();
-        let Some(call) = this.call.as_mut() else { return Poll::Pending };
-        this.is_polled = true;
-        let answer = call.as_mut().poll(context);
-        this.is_polled = false;
-        if answer.is_ready() {
-            this.call = None;
-        }
-        answer
-    }
-}
-
-impl<F: Future<Output = T> + Send + 'static, T: Send + 'static> Drop for Leading<F, T> {
-    fn drop(&mut self) {
-        // A call that panicked must not be polled again. Dropping it frees its key.
-        if let Some(call) = self.call.take().filter(|_| !self.is_polled) {
-            self.tasks.hand_over(async {
-                call.await;
-            });
-        }
     }
 }

@@ -17,6 +17,9 @@ pub struct RedisConfig {
     pub url: StoreUrl,
     /// For one check, with everything: waiting for others, for a connection, for the answer.
     pub deadline: Duration,
+    /// For one call of a limit that nodes borrow from. Its callers wait for `deadline`, but the call goes on: a store that is far away
+    /// lends all the same.
+    pub lease_deadline: Duration,
     /// For one connection to be opened.
     pub connect_timeout: Duration,
     /// Connections to each server. One keeps a server's core busy, and one core of this machine.
@@ -88,6 +91,7 @@ impl RedisConfig {
         Self {
             url,
             deadline: Duration::from_millis(10),
+            lease_deadline: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(1),
             connections: 1,
             username: None,

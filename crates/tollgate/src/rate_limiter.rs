@@ -1,16 +1,8 @@
-//! Engines hold the state of all keys. Each hands out limiters, one for each limit.
+//! What limiters of every engine have in common.
 
 use std::future::Future;
 
 use tollgate_core::{Ask, Decision, Standing};
-
-pub(crate) mod lease;
-pub(crate) mod memory;
-pub(crate) mod redis;
-mod several;
-pub(crate) mod sync;
-
-pub use several::{Check, Decisions};
 
 /// A limit over the keys of some engine: what every door calls, wherever the state lives.
 ///

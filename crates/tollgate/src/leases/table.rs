@@ -1,14 +1,13 @@
 //! What this node holds of all keys of a limit. Bounded: a key that finds no room is decided by the store.
 
-use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
-
 use hashbrown::HashTable;
-use tollgate_core::lease::{Holding, Lease, Move};
+use tollgate_core::lease::{Holding, Lease, Move, Spent};
 use tollgate_core::{Decision, LeaseTerms, Limit, Micros, Outcome, Timestamp};
 
-use super::Stats;
-use crate::engine::sync::Lock;
+use super::LeaseStats;
+use crate::check::{Check, HashedKey, OwnedKey};
+use crate::hash::Hash;
+use crate::sync::Lock;
 
 /// Parts of the table, each with its own lock, so that threads seldom meet.
 const SHARDS: usize = 64;
@@ -21,106 +20,123 @@ const FORGET_SOON: Micros = Micros::from_millis(100);
 
 pub(super) struct Table {
     shards: Box<[Lock<Shard>]>,
-    hasher: RandomState,
 }
 
 #[derive(Default)]
 struct Shard {
     cells: HashTable<Cell>,
-    stats: Stats,
+    stats: LeaseStats,
 }
 
 /// What is held of one key, and what the store has last said of it.
 pub(super) struct Cell {
-    key: Arc<str>,
+    key: OwnedKey,
     pub(super) holding: Holding,
     /// Permits that were left in the store.
     remaining: u64,
-    /// When it will be as good as new.
+    /// When the key will be full again.
     reset_at: Timestamp,
     /// How often something was given back to the store.
     pub(super) returns: u64,
 }
 
-/// What becomes of a request.
-pub(super) enum Local {
-    /// It is decided.
-    Decided(Decision),
-    /// It is decided, and so many permits are to be fetched.
-    DecidedFetch(Decision, Arc<str>, u64),
+/// What becomes of a check.
+pub(super) enum Moved {
+    /// It is admitted: these permits were spent. So many are to be fetched, or none.
+    Spent { decision: Decision, spent: Spent, fetch: u64 },
+    /// It is denied.
+    Denied(Decision),
     /// The store decides, and is asked for so many permits more.
-    Ask(u64),
+    Ask { ahead: u64 },
 }
 
 /// Something that is to be given back.
 pub(super) struct GivenUp {
-    pub(super) key: Arc<str>,
+    key: OwnedKey,
     pub(super) lease: Lease,
     pub(super) returns: u64,
 }
 
+impl GivenUp {
+    pub(super) fn key(&self) -> HashedKey<'_> {
+        self.key.hashed()
+    }
+}
+
 impl Table {
     pub(super) fn new() -> Self {
-        let shards = (0..SHARDS).map(|_| Lock::new(Shard::default())).collect();
-        Self { shards, hasher: RandomState::new() }
+        Self { shards: (0..SHARDS).map(|_| Lock::new(Shard::default())).collect() }
     }
 
-    /// Decides on a request by what is held, as far as that goes.
+    /// Decides on a check by what is held, as far as that goes.
     #[inline]
     pub(super) fn decide(
         &self,
-        key: &str,
-        (cost, waits): (u64, bool),
+        check: &Check<'_>,
         now: Timestamp,
         limit: &Limit,
         terms: &LeaseTerms,
         parts: Option<u64>,
-    ) -> Local {
-        let hash = self.hasher.hash_one(key);
+    ) -> Moved {
+        let (cost, waits) = (check.ask.cost, check.ask.wait.is_some_and(|wait| wait > Micros::ZERO));
+        let hash = check.key.hash();
         let mut shard = self.shard(hash).lock();
         let Shard { cells, stats } = &mut *shard;
-        let Some(cell) = cells.find_mut(hash, |cell| *cell.key == *key) else {
+        let Some(cell) = cells.find_mut(hash.high, |cell| cell.hash() == hash) else {
             if cells.len() < KEYS_MAX {
-                let mut cell = Cell::new(key.into());
+                let mut cell = Cell::new(check.key);
                 let moved = cell.holding.decide(now, cost, waits, terms, parts);
-                cells.insert_unique(hash, cell, |cell| self.hasher.hash_one(&*cell.key));
+                cells.insert_unique(hash.high, cell, |cell| cell.hash().high);
                 if let Move::Ask { ahead } = moved {
-                    return Local::Ask(ahead);
+                    return Moved::Ask { ahead };
                 }
             }
-            return Local::Ask(0);
+            return Moved::Ask { ahead: 0 };
         };
-        match cell.holding.decide(now, cost, waits, terms, parts) {
+        let mut spent = Spent::default();
+        match cell.holding.decide_spending(now, cost, waits, terms, parts, &mut spent) {
             Move::Spend { fetch } => {
                 stats.spent += cost;
-                let decision = cell.decision(Outcome::NOW, now, limit);
-                match fetch {
-                    0 => Local::Decided(decision),
-                    fetch => Local::DecidedFetch(decision, Arc::clone(&cell.key), fetch),
-                }
+                Moved::Spent { decision: cell.decision(Outcome::NOW, now, limit), spent, fetch }
             }
-            Move::Deny { retry } => Local::Decided(cell.decision(Outcome::Denied { retry }, now, limit)),
-            Move::Ask { ahead } => Local::Ask(ahead),
+            Move::Deny { retry } => Moved::Denied(cell.decision(Outcome::Denied { retry }, now, limit)),
+            Move::Ask { ahead } => Moved::Ask { ahead },
         }
     }
 
+    /// Takes back what was spent on a request that is not admitted after all.
+    pub(super) fn unspend(&self, key: HashedKey<'_>, spent: &Spent, now: Timestamp) {
+        self.change(key, |cell, stats| {
+            let expired = cell.holding.unspend(spent, now);
+            stats.spent -= spent.permits();
+            stats.expired += expired;
+        });
+    }
+
     /// Changes the cell of a key, if it has one.
-    pub(super) fn change(&self, key: &str, change: impl FnOnce(&mut Cell, &mut Stats)) {
-        let hash = self.hasher.hash_one(key);
+    pub(super) fn change(&self, key: HashedKey<'_>, change: impl FnOnce(&mut Cell, &mut LeaseStats)) {
+        let hash = key.hash();
         let mut shard = self.shard(hash).lock();
         let Shard { cells, stats } = &mut *shard;
-        match cells.find_mut(hash, |cell| *cell.key == *key) {
+        match cells.find_mut(hash.high, |cell| cell.hash() == hash) {
             Some(cell) => change(cell, stats),
             // It had no room, or was forgotten meanwhile: nothing of it is held.
-            None => change(&mut Cell::new(key.into()), stats),
+            None => {
+                let mut cell = Cell::new(key);
+                change(&mut cell, stats);
+                // What is put into it all the same is held from now on.
+                if !cell.holding.leases().is_empty() {
+                    cells.insert_unique(hash.high, cell, |cell| cell.hash().high);
+                }
+            }
         }
     }
 
     /// Permits that are held of a key and may still be spent.
-    pub(super) fn left(&self, key: &str, now: Timestamp) -> u64 {
-        let hash = self.hasher.hash_one(key);
+    pub(super) fn left(&self, key: HashedKey<'_>, now: Timestamp) -> u64 {
+        let hash = key.hash();
         let shard = self.shard(hash).lock();
-        shard.cells.find(hash, |cell| *cell.key == *key).map_or(0, |cell| cell.holding.left(now))
+        shard.cells.find(hash.high, |cell| cell.hash() == hash).map_or(0, |cell| cell.holding.left(now))
     }
 
     /// Drops what has ended, forgets keys, and says what is to be given back: everything, or what nobody asks for any more.
@@ -142,8 +158,8 @@ impl Table {
     }
 
     /// What was done so far, and what is held now.
-    pub(super) fn stats(&self, now: Timestamp) -> Stats {
-        let mut all = Stats::default();
+    pub(super) fn stats(&self, now: Timestamp) -> LeaseStats {
+        let mut all = LeaseStats::default();
         for shard in &self.shards {
             let shard = shard.lock();
             all.add(&shard.stats);
@@ -153,21 +169,25 @@ impl Table {
         all
     }
 
-    fn shard(&self, hash: u64) -> &Lock<Shard> {
-        // The lower bits choose the place in the shard.
-        &self.shards[(hash >> 48) as usize % SHARDS]
+    fn shard(&self, hash: Hash) -> &Lock<Shard> {
+        &self.shards[hash.low as usize % SHARDS]
     }
 }
 
 impl Cell {
-    fn new(key: Arc<str>) -> Self {
+    fn new(key: HashedKey<'_>) -> Self {
+        let key = OwnedKey::from(key);
         Self { key, holding: Holding::default(), remaining: 0, reset_at: Timestamp::default(), returns: 0 }
+    }
+
+    fn hash(&self) -> Hash {
+        self.key.hashed().hash()
     }
 
     /// Everything that is held, to be given back.
     pub(super) fn give_up(&mut self, now: Timestamp) -> Vec<GivenUp> {
         let leases = self.holding.give_up(now).into_iter();
-        leases.map(|lease| GivenUp { key: Arc::clone(&self.key), lease, returns: self.returns }).collect()
+        leases.map(|lease| GivenUp { key: self.key.clone(), lease, returns: self.returns }).collect()
     }
 
     /// Notes what the store has said.

@@ -4,14 +4,14 @@ use std::sync::LazyLock;
 
 use redis::Cmd;
 use smallvec::SmallVec;
-use tollgate_core::{
-    Ask, Calendar, LeakyMode, LeaseTerms, Limit, Micros, Period, Retention, Timestamp, TokenBucket,
-};
+use tollgate_core::{Ask, Calendar, LeakyMode, Limit, Micros, Period, Retention, Timestamp, TokenBucket};
 
 use super::LogStorage;
 use super::control::{ASSIGNED_MAX, AssignedTier, Version};
+use super::limit::StoredLimit;
 use super::node::Bearings;
 use super::set::SetCall;
+use crate::backend::Wanted;
 
 /// A script by its text and by the name under which servers keep it.
 pub(super) struct Script {
@@ -125,17 +125,6 @@ impl Question {
     }
 }
 
-/// Permits that are to be lent when all questions of a call are answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
-    /// How many.
-    pub permits: u64,
-    /// What is left is cut into so many parts, of which one is lent.
-    pub parts: u64,
-    /// How they are lent.
-    pub terms: LeaseTerms,
-}
-
 /// A change that asks nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
@@ -164,11 +153,11 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// What is not believed of the keys of a server, for a limit whose permits are lent for `life` and that wants to know.
-    pub(super) fn of(limit: &Limit, distrust: Option<Micros>, server: Bearings) -> Option<Self> {
-        let life = distrust?;
+    /// What is not believed of the keys of a server, for a limit that wants to know.
+    pub(super) fn of(limit: &StoredLimit, server: Bearings) -> Option<Self> {
+        let life = limit.distrust?;
         // The sub-bucket of a counter without others counts until two windows later.
-        let matters = limit.horizon().get().saturating_mul(2).saturating_add(life.get());
+        let matters = limit.limit.horizon().get().saturating_mul(2).saturating_add(life.get());
         let since = server.takeover?.within(Micros::new(matters))?;
         Some(Self { since, life })
     }
@@ -385,19 +374,20 @@ fn evalsha(script: &'static Script, keys: &[&str], now: Option<Timestamp>) -> Co
 
 /// The call that answers questions on one key.
 pub(super) fn ask(
-    limit: &Limit,
+    stored: &StoredLimit,
     logs: LogStorage,
     key: &str,
     questions: &[Question],
     doubt: Option<Doubt>,
     to: Bearings,
 ) -> Command {
+    let limit = &stored.limit;
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], to.now);
     let mut numbers = Numbers::of(limit, to.about);
     for run in &runs(limit, questions) {
         numbers.add_run(run);
     }
-    command.said.arg("ask").arg(numbers.0).arg(limit.parameters().to_string());
+    command.said.arg("ask").arg(numbers.0).arg(&*stored.parameters);
     if let Some(wanted) = wanted(questions) {
         let life = if wanted.terms.counts_out() { wanted.terms.life().get() } else { 0 };
         let mut numbers = Numbers(Vec::with_capacity(24));
@@ -423,15 +413,16 @@ pub(super) fn wanted(questions: &[Question]) -> Option<Wanted> {
 
 /// The call that makes a change on one key.
 pub(super) fn change(
-    limit: &Limit,
+    stored: &StoredLimit,
     logs: LogStorage,
     key: &str,
     change: Change,
     doubt: Option<Doubt>,
     to: Bearings,
 ) -> Command {
+    let (limit, under) = (&stored.limit, &*stored.parameters);
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], to.now);
-    let (mut numbers, under) = (Numbers::of(limit, to.about), limit.parameters().to_string());
+    let mut numbers = Numbers::of(limit, to.about);
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
     match change {
@@ -474,8 +465,8 @@ pub(super) fn ask_sets(
         let (limit, ask) = (member.limit(), member.ask);
         let mut numbers = Numbers::of(limit, to.about);
         numbers.add([ask.cost as i64, accepted_wait(limit, ask)]);
-        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(member.is_binding));
-        command.said.arg(numbers.0).arg(limit.parameters().to_string());
+        command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(member.enforced));
+        command.said.arg(numbers.0).arg(&*member.limit.parameters);
         command.said.arg(doubt.map(Doubt::numbers).unwrap_or_default());
     }
     command

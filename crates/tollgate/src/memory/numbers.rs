@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 use tollgate_core::Limit;
 
 use super::cell;
-use super::shard::Hash;
+use crate::hash::Hash;
 
 /// Which limit of which scope a state belongs to. Zero marks a slot without state.
-pub(super) type LimitId = NonZeroU16;
+pub(super) type LimitNumber = NonZeroU16;
 
 /// Marks a slot whose state is kept beside the table, with the number of its limit and what was carried over.
-pub(super) const CARRIED: LimitId = match NonZeroU16::new(u16::MAX) {
+pub(super) const CARRIED: LimitNumber = match NonZeroU16::new(u16::MAX) {
     Some(last) => last,
     None => NonZeroU16::MIN,
 };
@@ -33,12 +33,12 @@ pub struct TooManyLimits;
 #[derive(Default)]
 pub(super) struct Limits {
     known: Vec<Option<Known>>,
-    numbers: HashMap<(Hash, Limit), LimitId>,
+    numbers: HashMap<(Hash, Limit), LimitNumber>,
     scopes: HashMap<Hash, Scope>,
     /// Numbers of parts that no scope has any more.
     free_parts: Vec<u16>,
     /// Numbers of limits that were forgotten.
-    free: Vec<LimitId>,
+    free: Vec<LimitNumber>,
 }
 
 struct Known {
@@ -56,21 +56,21 @@ struct Scope {
 }
 
 impl Limits {
-    pub(super) fn get(&self, id: LimitId) -> Option<&Limit> {
+    pub(super) fn get(&self, id: LimitNumber) -> Option<&Limit> {
         self.of(id).map(|known| &known.limit)
     }
 
     /// The number of the part of the table that states of a limit count towards.
-    pub(super) fn part(&self, id: LimitId) -> u16 {
+    pub(super) fn part(&self, id: LimitNumber) -> u16 {
         self.of(id).map_or(0, |known| known.part)
     }
 
-    fn of(&self, id: LimitId) -> Option<&Known> {
+    fn of(&self, id: LimitNumber) -> Option<&Known> {
         self.known.get(usize::from(id.get()) - 1)?.as_ref()
     }
 
     /// The number of a limit of a scope, old or new, and what to hold as long as it is needed. None if all numbers are given out.
-    pub(super) fn number(&mut self, scope: Hash, limit: Limit) -> Option<(LimitId, Arc<()>)> {
+    pub(super) fn number(&mut self, scope: Hash, limit: Limit) -> Option<(LimitNumber, Arc<()>)> {
         if let Some(id) = self.numbers.get(&(scope, limit)).copied() {
             return self.hold(id);
         }
@@ -78,7 +78,7 @@ impl Limits {
             Some(id) => id,
             None if self.known.len() < usize::from(LIMITS_MAX) => {
                 self.known.push(None);
-                u16::try_from(self.known.len()).ok().and_then(LimitId::new)?
+                u16::try_from(self.known.len()).ok().and_then(LimitNumber::new)?
             }
             None => return None,
         };
@@ -89,12 +89,12 @@ impl Limits {
     }
 
     /// The number that a limit has in any scope. Keys of both scopes then count towards the same part.
-    pub(super) fn number_of_another_scope(&mut self, limit: Limit) -> Option<(LimitId, Arc<()>)> {
+    pub(super) fn number_of_another_scope(&mut self, limit: Limit) -> Option<(LimitNumber, Arc<()>)> {
         let index = self.known.iter().position(|it| it.as_ref().is_some_and(|known| known.limit == limit))?;
-        self.hold(u16::try_from(index + 1).ok().and_then(LimitId::new)?)
+        self.hold(u16::try_from(index + 1).ok().and_then(LimitNumber::new)?)
     }
 
-    fn hold(&mut self, id: LimitId) -> Option<(LimitId, Arc<()>)> {
+    fn hold(&mut self, id: LimitNumber) -> Option<(LimitNumber, Arc<()>)> {
         let known = self.known.get_mut(usize::from(id.get()) - 1)?.as_mut()?;
         let held = known.held.upgrade().unwrap_or_default();
         known.held = Arc::downgrade(&held);
@@ -139,7 +139,7 @@ impl Limits {
             if let Some(known) = self.known[index].take() {
                 self.numbers.remove(&(known.scope, known.limit));
                 self.leave_scope(known.scope);
-                self.free.extend(u16::try_from(index + 1).ok().and_then(LimitId::new));
+                self.free.extend(u16::try_from(index + 1).ok().and_then(LimitNumber::new));
             }
         }
     }

@@ -14,7 +14,8 @@ use tollgate_core::algorithm::Algorithm;
 use tollgate_core::{Limit, State, Timestamp};
 
 use super::cell::{self, Bits, Cell, Heap, STATE_BITS};
-use super::numbers::{CARRIED, LimitId, Limits};
+use super::numbers::{CARRIED, LimitNumber, Limits};
+use crate::hash::Hash;
 
 /// Slots of a shard, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
 /// smaller shards would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
@@ -35,21 +36,10 @@ const VICTIMS: usize = 16;
 /// scopes share is missed once in ten million times.
 const LOOKED_MAX: usize = 1_024;
 
-/// 128 keyed bits of a key. Two keys with the same ones would share a state, so 64 would be too few to promise.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) struct Hash {
-    /// Sorts the slots.
-    pub(super) high: u64,
-    /// Chooses the shard.
-    pub(super) low: u64,
-}
-
-impl Hash {
-    /// The shard that the hash belongs to, of so many.
-    #[inline]
-    pub(super) const fn shard(self, count: usize) -> usize {
-        point(self.low, count)
-    }
+/// The shard that a hash belongs to, of so many.
+#[inline]
+pub(super) const fn shard_of(hash: Hash, count: usize) -> usize {
+    point(hash.low, count)
 }
 
 /// The first of the pair of slots that a hash points at, of so many slots.
@@ -76,8 +66,8 @@ impl Slot {
     const EMPTY: Self = Self { hash: Hash { high: 0, low: 0 }, word: 0 };
 
     #[inline]
-    fn id(&self) -> Option<LimitId> {
-        LimitId::new((self.word >> STATE_BITS) as u16)
+    fn id(&self) -> Option<LimitNumber> {
+        LimitNumber::new((self.word >> STATE_BITS) as u16)
     }
 
     #[inline]
@@ -91,14 +81,14 @@ impl Slot {
 pub(super) struct Asker<'a> {
     pub(super) hash: Hash,
     /// The number of its limit.
-    pub(super) id: LimitId,
+    pub(super) id: LimitNumber,
     pub(super) limit: &'a Limit,
     pub(super) now: Timestamp,
     pub(super) limits: &'a RwLock<Limits>,
 }
 
 #[inline]
-fn word(id: LimitId, bits: Bits) -> u128 {
+fn word(id: LimitNumber, bits: Bits) -> u128 {
     u128::from(id.get()) << STATE_BITS | bits
 }
 
@@ -271,16 +261,22 @@ impl Shard {
         self.pointed * size_of::<Slot>() + self.heap.bytes() + self.parts.keys.capacity() * size_of::<u16>()
     }
 
-    /// A copy of the state of a key, carried over if it was another limit's, or a fresh one.
-    pub(super) fn state<A: Cell>(&self, asker: Asker<'_>, algorithm: &A) -> A::State {
+    /// Looks at the state of a key, carried over if it was another limit's, or at a fresh one.
+    pub(super) fn look<A: Cell, R>(
+        &self,
+        asker: Asker<'_>,
+        algorithm: &A,
+        look: impl FnOnce(&A::State) -> R,
+    ) -> R {
         let Some(slot) = self.find(asker.hash).map(|at| self.slots.get(at)) else {
-            return algorithm.fresh(asker.now);
+            return look(&algorithm.fresh(asker.now));
         };
         if slot.id() == Some(asker.id) {
-            return algorithm.load(slot.bits(), &self.heap);
+            return algorithm.look(slot.bits(), &self.heap, look);
         }
         let found = self.carried_over(slot, asker);
-        found.and_then(|it| A::own(it.state.plain().clone())).unwrap_or_else(|| algorithm.fresh(asker.now))
+        let state = found.and_then(|it| A::own(it.state.plain().clone()));
+        look(&state.unwrap_or_else(|| algorithm.fresh(asker.now)))
     }
 
     /// What a slot of another limit, or of one with something lying over, is under the limit of whoever asks.

@@ -10,14 +10,14 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::BreakerState;
 
-use super::driver::Tasks;
 use super::error::{Fault, Redirect, StoreError, connect_error, fault};
 use super::fuse::Crossing;
-use super::late::within;
 use super::node::{Bearings, Entry, Node, single};
 use super::script::Command;
 use super::slot::{SLOTS, slot_of};
 use super::url::{Address, Shape};
+use crate::deadline::within;
+use crate::tasks::Tasks;
 
 /// Redirects that one call follows. A cluster that sends a call in circles is one that is changing hands.
 const REDIRECTS_MAX: u32 = 3;

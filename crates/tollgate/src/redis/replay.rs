@@ -14,8 +14,10 @@ use tollgate_core::{
 };
 
 use super::error::StoreError;
-use super::script::{Doubt, Question, Wanted, is_sent, wanted};
+use super::limit::StoredLimit;
+use super::script::{Doubt, Question, is_sent, wanted};
 use super::set::{CheckSet, GroupCall, SetAnswer, SetCall};
+use crate::backend::Wanted;
 
 /// What a call told.
 pub(super) struct Told {
@@ -42,11 +44,12 @@ pub(super) enum Memory {
 
 /// Plays questions through the state that a script has answered with.
 pub(super) fn replay(
-    limit: &Limit,
+    stored: &StoredLimit,
     questions: &[Question],
     doubt: Option<Doubt>,
     answer: Value,
 ) -> Result<Told, StoreError> {
+    let limit = &stored.limit;
     let mut answer = Answer::new(answer)?;
     let (admitted, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
     let (told, taken) = match limit {
@@ -57,7 +60,7 @@ pub(super) fn replay(
         | Limit::FixedWindow(_)
         | Limit::SlidingCounter(_)
         | Limit::CalendarQuota(_) => {
-            let mut state = believed_state(limit, &mut answer, now, doubt)?;
+            let mut state = believed_state(stored, &mut answer, now, doubt)?;
             let mut decisions = Vec::with_capacity(questions.len());
             let mut taken = 0;
             for question in questions {
@@ -111,7 +114,7 @@ pub(super) fn replay_sets(
     for (member, doubt) in call.states.iter().zip(doubts) {
         let mut answer = Answer::new(answer.0.next().unwrap_or(Value::Nil))?;
         (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
-        states.push(Played::new(member.limit(), *doubt, answer, now)?);
+        states.push(Played::new(&member.limit, *doubt, answer, now)?);
     }
     let mut answers = Vec::new();
     for GroupCall { set, count, states: numbers } in &call.groups {
@@ -142,11 +145,8 @@ fn play_set(
     for (member, number) in set.members.iter().zip(numbers) {
         outcomes.push(states[*number].look(member.ask, now)?);
     }
-    let all = set
-        .members
-        .iter()
-        .zip(&outcomes)
-        .all(|(member, outcome)| !member.is_binding || outcome.is_admitted());
+    let all =
+        set.members.iter().zip(&outcomes).all(|(member, outcome)| !member.enforced || outcome.is_admitted());
     let members = set.members.iter().zip(numbers).zip(outcomes);
     let decisions = members.map(|((member, number), outcome)| {
         let state = &mut states[*number];
@@ -177,18 +177,19 @@ struct LogPlayed {
 
 impl<'a> Played<'a> {
     fn new(
-        limit: &'a Limit,
+        stored: &'a StoredLimit,
         doubt: Option<Doubt>,
         mut answer: Answer,
         now: Timestamp,
     ) -> Result<Self, StoreError> {
+        let limit = &stored.limit;
         if let Limit::SlidingLog(_) = limit {
             let view = LogView::read(&mut answer)?;
             let log =
                 LogPlayed { view, starts: Starts::default(), answer, ahead: None, memory: Memory::Nothing };
             return Ok(Self::Log { limit, log });
         }
-        Ok(Self::State { limit, state: believed_state(limit, &mut answer, now, doubt)? })
+        Ok(Self::State { limit, state: believed_state(stored, &mut answer, now, doubt)? })
     }
 
     /// What the next ask would be answered.
@@ -242,16 +243,17 @@ fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) 
 
 /// The state that stored fields stand for, as far as they are believed, under the limit that asks.
 fn believed_state(
-    limit: &Limit,
+    asking: &StoredLimit,
     answer: &mut Answer,
     now: Timestamp,
     doubt: Option<Doubt>,
 ) -> Result<State, StoreError> {
+    let limit = &asking.limit;
     let stored = match (answer.is_without_state(), doubt) {
         (true, None) => return Ok(limit.fresh(now)),
         // A key that is not there may have been there.
         (true, Some(_)) => Stored { under: *limit, state: limit.fresh(Timestamp::default()) },
-        (false, _) => stored_state(limit, answer)?,
+        (false, _) => stored_state(asking, answer)?,
     };
     let Stored { under, mut state } = stored;
     if let Some(Doubt { since, life }) = doubt {
@@ -268,7 +270,8 @@ struct Stored {
 
 impl Stored {
     /// The limit that is kept beside a state, and what lies over. States that say nothing are the asking limit's own.
-    fn under(limit: &Limit, text: Option<&str>) -> Result<(Limit, Over), StoreError> {
+    fn under(asking: &StoredLimit, text: Option<&str>) -> Result<(Limit, Over), StoreError> {
+        let limit = &asking.limit;
         let Some(text) = text else { return Ok((*limit, Over::NONE)) };
         let foreign = || StoreError::protocol(format_args!("no limit: {}", text.escape_debug()));
         let (parameters, over) = match text.split_once(" over ") {
@@ -280,7 +283,7 @@ impl Stored {
                 (parameters, Over { permits, rest })
             }
         };
-        if parameters == limit.parameters().to_string() {
+        if *parameters == *asking.parameters {
             return Ok((*limit, over));
         }
         Ok((limit.with_parameters(parameters).ok_or_else(foreign)?, over))
@@ -292,12 +295,13 @@ impl Stored {
 }
 
 /// The state that stored fields stand for, by the same bounds as in the scripts.
-fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError> {
+fn stored_state(asking: &StoredLimit, answer: &mut Answer) -> Result<Stored, StoreError> {
+    let limit = &asking.limit;
     match limit {
         Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) => {
             let (amount, frac, dated) = (answer.number()?, answer.number_or(0)?, answer.number()?);
             let (leases, text) = (answer.text(), answer.text());
-            let (under, over) = Stored::under(limit, text.as_deref())?;
+            let (under, over) = Stored::under(asking, text.as_deref())?;
             let state = match under {
                 Limit::IntervalBucket(it) => {
                     let capacity = it.capacity() as i64;
@@ -327,12 +331,12 @@ fn stored_state(limit: &Limit, answer: &mut Answer) -> Result<Stored, StoreError
         }
         Limit::FixedWindow(_) => {
             let (window, count, text) = (answer.number()?, answer.number()?, answer.text());
-            let (under, over) = Stored::under(limit, text.as_deref())?;
+            let (under, over) = Stored::under(asking, text.as_deref())?;
             let window = window.div_euclid(under.horizon().get() as i64);
             let count = count.min(3 * under.size() as i64).max(0);
             Ok(Stored::new(under, State::Window(WindowState { window, count }), over))
         }
-        Limit::SlidingCounter(it) => counter_state(limit, it, answer),
+        Limit::SlidingCounter(it) => counter_state(asking, it, answer),
         Limit::CalendarQuota(_) => {
             let (end, count) = (answer.number()?, answer.number()?);
             let state = CalendarState { end, count: count.clamp(0, COUNT_MAX) };
@@ -385,7 +389,11 @@ fn leases_of(text: &str) -> Option<(Micros, Timestamp, [u64; 2])> {
 const COUNT_MAX: i64 = 3 << 51;
 
 /// A counter from the fields of its hash.
-fn counter_state(limit: &Limit, own: &SlidingCounter, answer: &mut Answer) -> Result<Stored, StoreError> {
+fn counter_state(
+    asking: &StoredLimit,
+    own: &SlidingCounter,
+    answer: &mut Answer,
+) -> Result<Stored, StoreError> {
     let (mut seen, mut tail, mut sub, mut text) = (None, None, None, None);
     let mut counts = Vec::new();
     while let Some(name) = answer.text() {
@@ -412,7 +420,7 @@ fn counter_state(limit: &Limit, own: &SlidingCounter, answer: &mut Answer) -> Re
     // Before there was the field, the length of the sub-buckets was all that was known.
     let parts = i64::from(own.sub_buckets());
     let text = text.unwrap_or_else(|| format!("{}/{}/{parts}", own.limit(), sub.saturating_mul(parts)));
-    let (under, over) = Stored::under(limit, Some(&text))?;
+    let (under, over) = Stored::under(asking, Some(&text))?;
     let Limit::SlidingCounter(it) = under else {
         return Err(StoreError::protocol("a counter of another algorithm"));
     };
@@ -647,10 +655,14 @@ mod tests {
     };
     use tollgate_testkit::{Random, RedisServer, long_or};
 
+    use std::time::Duration;
+
     use super::super::LogStorage;
     use super::super::node::Bearings;
     use super::super::script::{Command, ask};
     use super::*;
+    use crate::check::LimitId;
+    use crate::settings::LimitSettings;
 
     fn random_limit(random: &mut Random) -> Limit {
         let (size, us) = (1 + random.below(300), 1_000 + random.below(5_000_000));
@@ -666,6 +678,11 @@ mod tests {
                 SlidingCounter::new(whole, [1, 10][random.below(2) as usize], random.one_in(2)).unwrap(),
             ),
         }
+    }
+
+    fn stored(limit: Limit) -> StoredLimit {
+        let deadlines = (Duration::from_secs(1), Duration::from_secs(1), LogStorage::SortedSet);
+        StoredLimit::new(LimitId(0), "doubted", limit, &LimitSettings::default(), deadlines)
     }
 
     fn random_questions(random: &mut Random, limit: &Limit) -> Vec<Question> {
@@ -717,8 +734,9 @@ mod tests {
                 let doubt = (time >= since).then_some(Doubt { since, life });
                 let questions = random_questions(&mut random, &limit);
                 let to = Bearings { now: Some(time), about: time, takeover: None };
+                let stored = stored(limit);
                 let Command { said, script, .. } =
-                    ask(&limit, LogStorage::SortedSet, &key, &questions, doubt, to);
+                    ask(&stored, LogStorage::SortedSet, &key, &questions, doubt, to);
                 let _: Value = redis::cmd("SCRIPT")
                     .arg("LOAD")
                     .arg(&script.unwrap().source)
@@ -728,12 +746,12 @@ mod tests {
                 let context =
                     format!("round {round}, step {step}: {limit:?}, {now}, {doubt:?}, {questions:?}");
                 // The state that the last step has left is the one that this one has found.
-                let found = believed_state(&limit, &mut after_two(answer.clone()), time, None).unwrap();
+                let found = believed_state(&stored, &mut after_two(answer.clone()), time, None).unwrap();
                 if let Some((under, left)) = left {
                     let left = limit.carry_over(&under, left, time);
                     assert_eq!(limit.standing(&left, time), limit.standing(&found, time), "{context}");
                 }
-                let told = replay(&limit, &questions, doubt, answer)
+                let told = replay(&stored, &questions, doubt, answer)
                     .unwrap_or_else(|why| panic!("{context}: {why}"));
                 let Memory::State(state) = told.memory else { panic!("{context}: no state") };
                 distrusted += u64::from(doubt.is_some());

@@ -7,7 +7,7 @@ use tollgate_core::algorithm::{
 };
 use tollgate_core::{Limit, Standing, State, Timestamp};
 
-use super::LimitId;
+use super::LimitNumber;
 
 /// 59 bits of amounts, and above them 53 bits of time. What the amounts mean is known to the algorithm of the slot's limit.
 pub(super) type Bits = u128;
@@ -35,6 +35,11 @@ pub(super) trait Cell: Algorithm {
     /// The state that the bits stand for.
     fn load(&self, bits: Bits, heap: &Heap) -> Self::State;
 
+    /// Looks at the state that the bits stand for.
+    fn look<R>(&self, bits: Bits, heap: &Heap, look: impl FnOnce(&Self::State) -> R) -> R {
+        look(&self.load(bits, heap))
+    }
+
     /// Runs `change` on the state that the bits stand for, and keeps the outcome.
     fn update<R>(&self, bits: &mut Bits, heap: &mut Heap, change: impl FnOnce(&mut Self::State) -> R) -> R;
 
@@ -60,7 +65,7 @@ enum Heavy {
     Log(LogState),
     Counter(CounterState),
     /// A state with what lies over beside it, and the number of its limit: the slot says only that it is here.
-    Carried(LimitId, State),
+    Carried(LimitNumber, State),
 }
 
 impl Heap {
@@ -83,12 +88,12 @@ impl Heap {
     }
 
     /// Bits for a state that was carried over.
-    pub(super) fn insert_carried(&mut self, id: LimitId, state: State) -> Bits {
+    pub(super) fn insert_carried(&mut self, id: LimitNumber, state: State) -> Bits {
         self.insert(Heavy::Carried(id, state))
     }
 
     /// The state that was carried over, and the number of its limit.
-    pub(super) fn carried(&self, bits: Bits) -> Option<(LimitId, &State)> {
+    pub(super) fn carried(&self, bits: Bits) -> Option<(LimitNumber, &State)> {
         match self.get(bits) {
             Heavy::Carried(id, state) => Some((*id, state)),
             Heavy::Log(_) | Heavy::Counter(_) | Heavy::Free => None,
@@ -230,6 +235,14 @@ impl Cell for SlidingLog {
         match heap.get(bits) {
             Heavy::Log(log) => log.clone(),
             Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => LogState::default(),
+        }
+    }
+
+    /// Without copying the log, which may have 100,000 entries.
+    fn look<R>(&self, bits: Bits, heap: &Heap, look: impl FnOnce(&LogState) -> R) -> R {
+        match heap.get(bits) {
+            Heavy::Log(log) => look(log),
+            Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => look(&LogState::default()),
         }
     }
 

@@ -2,7 +2,7 @@
 //! A denial is remembered for as long as it can be no other.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,14 +11,17 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tollgate_core::{Ask, Decision, Grant, Limit, Timestamp};
+use tollgate_core::{Ask, Decision, Limit, Timestamp};
 
 use super::error::StoreError;
 use super::replay::Memory;
 use super::script::{Change, Question};
 use super::set::{CheckSet, Member, SetAnswer, SetBatch, SetWaiter};
+use crate::backend::Lent;
+use crate::check::LimitId;
 use crate::clock::Clock;
-use crate::engine::sync::Lock;
+use crate::hash::Hash;
+use crate::sync::Lock;
 
 /// Parts of the table, each with its own lock, so that threads seldom meet.
 const SHARDS: usize = 64;
@@ -78,15 +81,6 @@ pub(super) enum Done {
     OutOfTurn(u64),
 }
 
-/// Permits that were lent, and when they were asked for, on the engine's own clock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lent {
-    /// The permits.
-    pub grant: Grant,
-    /// When they were asked for.
-    pub sent: Timestamp,
-}
-
 type Answer = Result<Done, StoreError>;
 
 /// Somebody whose step has not been done yet.
@@ -117,18 +111,27 @@ pub(super) struct Next {
     pub(super) batch: Batch,
 }
 
-/// A key of a limiter.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A key of a limit. Limits do not share what they remember, even where they share states.
+#[derive(Clone, Debug)]
 pub(super) struct LineKey {
-    pub(super) limiter: u32,
-    /// [`Lines::hash`] of the key: it is worked out once.
-    pub(super) hash: u64,
+    pub(super) limit: LimitId,
+    /// Identifies the state.
+    pub(super) hash: Hash,
+    /// The key in the store.
     pub(super) key: Arc<str>,
 }
 
-impl Hash for LineKey {
+impl PartialEq for LineKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.limit == other.limit && self.hash == other.hash
+    }
+}
+
+impl Eq for LineKey {}
+
+impl std::hash::Hash for LineKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
+        state.write_u64(self.hash.high);
     }
 }
 
@@ -194,7 +197,6 @@ pub(super) struct Remembering {
 
 pub(super) struct Lines {
     shards: Box<[Lock<Shard>]>,
-    hasher: RandomState,
     remembering: Remembering,
 }
 
@@ -223,16 +225,11 @@ struct Line {
 impl Lines {
     pub(super) fn new(remembering: Remembering) -> Self {
         let shards = (0..SHARDS).map(|_| Lock::new(Shard::default())).collect();
-        Self { shards, hasher: RandomState::new(), remembering }
-    }
-
-    /// A number for a key: which shard, which connection.
-    pub(super) fn hash(&self, key: &str) -> u64 {
-        self.hasher.hash_one(key)
+        Self { shards, remembering }
     }
 
     fn shard(&self, key: &LineKey) -> &Lock<Shard> {
-        &self.shards[(key.hash >> 32) as usize % SHARDS]
+        &self.shards[(key.hash.low >> 32) as usize % SHARDS]
     }
 
     /// Brings a step to its line.
@@ -340,14 +337,12 @@ impl Lines {
 
     /// The first member, by number, that is known to deny. They may be in different slots.
     pub(super) fn known_denial(&self, members: &[Member], now: Instant) -> Option<(usize, Decision)> {
-        members.iter().enumerate().filter(|(_, it)| it.is_binding && it.is_asked()).find_map(
-            |(number, it)| {
-                let shard = self.shard(&it.line).lock();
-                let line = shard.lines.get(&it.line).filter(|line| !line.busy)?;
-                let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
-                Some((number, denied))
-            },
-        )
+        members.iter().enumerate().filter(|(_, it)| it.enforced && it.is_asked()).find_map(|(number, it)| {
+            let shard = self.shard(&it.line).lock();
+            let line = shard.lines.get(&it.line).filter(|line| !line.busy)?;
+            let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
+            Some((number, denied))
+        })
     }
 
     /// Makes a key's line busy, if it is not and there is room for another.
@@ -372,11 +367,19 @@ impl Lines {
         let Some(line) = shard.lines.get_mut(key) else { return Next::default() };
         let (mut denied, mut denied_sets) = (Vec::new(), Vec::new());
         if let Some(told) = &told {
+            // Equal asks are answered alike.
+            let mut last: Option<(Ask, Decision)> = None;
             while denied.len() < BATCH_MAX
                 && let Some(Waiter { step: Step::Ask(Question::Take(ask)), .. }) = line.waiting.front()
-                && let Some(decision) = self.remembering.denies(told, limit, *ask, now)
+                && let Some(decision) = match last {
+                    Some((same, decision)) if same == *ask => Some(decision),
+                    _ => self.remembering.denies(told, limit, *ask, now),
+                }
                 && let Some(waiter) = line.waiting.pop_front()
             {
+                if let Step::Ask(Question::Take(ask)) = waiter.step {
+                    last = Some((ask, decision));
+                }
                 denied.push((waiter, decision));
             }
             while denied_sets.len() < BATCH_MAX
@@ -528,7 +531,7 @@ impl Remembering {
         now: Instant,
     ) -> Option<SetAnswer> {
         let member = &set.members[number];
-        if !member.is_binding {
+        if !member.enforced {
             return None;
         }
         let denied = self.denies(remembered, member.limit(), member.ask, now)?;
@@ -691,7 +694,7 @@ mod tests {
                 let lines =
                     Arc::new(Lines::new(Remembering { longest: Duration::from_millis(80), clock: None }));
                 let store = Store::new();
-                let key = LineKey { limiter: 0, hash: 7, key: "user:1".into() };
+                let key = LineKey { limit: LimitId(0), hash: Hash::of("user:1"), key: "user:1".into() };
                 let now = Instant::now();
                 let threads: Vec<_> = (0..5)
                     .map(|_| {

@@ -2,23 +2,30 @@
 
 mod cell;
 mod numbers;
-mod several;
+mod sets;
 mod shard;
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate_core::{Algorithm, Ask, Decision, Limit, Outcome, Standing, Timestamp};
-use xxhash_rust::xxh3::xxh3_128_with_secret;
+use tollgate_core::{Algorithm, Ask, Decision, Limit, Micros, Outcome, Standing, Timestamp};
 
 use self::cell::Cell;
 pub use self::numbers::TooManyLimits;
-use self::numbers::{LIMITS_MAX, LimitId, Limits};
-use self::shard::{Asker, FILL_MEAN, Hash, Shard};
+use self::numbers::{LIMITS_MAX, LimitNumber, Limits};
+use self::shard::{Asker, FILL_MEAN, Shard, shard_of};
+use crate::backend::Backend;
+use crate::by_limit::ByLimit;
+use crate::check::{Check, HashedKey, LimitId};
 use crate::clock::Clock;
-use crate::engine::RateLimiter;
-use crate::engine::sync::Lock;
+use crate::hash::Hash;
+use crate::rate_limiter::RateLimiter;
+use crate::redis::StoreError;
+use crate::settings::LimitSettings;
+use crate::sync::Lock;
+use crate::verdict::{Verdict, Verdicts};
 
 /// Parts of a small table. Threads that meet in one wait for each other, so there are more of them than cores.
 const SHARDS_MIN: usize = 64;
@@ -41,7 +48,17 @@ impl Default for MemoryConfig {
 
 /// The state of all keys of this process. Clones share it.
 #[derive(Clone)]
-pub struct MemoryEngine(Arc<Table>);
+pub struct MemoryEngine {
+    table: Arc<Table>,
+    added: Arc<Added>,
+}
+
+/// Limits that checks name by their id.
+#[derive(Default)]
+struct Added {
+    limiters: ByLimit<MemoryLimiter>,
+    count: AtomicU32,
+}
 
 impl std::fmt::Debug for MemoryEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -56,32 +73,7 @@ struct Table {
     limits: RwLock<Limits>,
     /// Held by whoever numbers a limit, so that a number that nobody refers to stays so until it is given out again.
     numbering: Mutex<()>,
-    secret: Secret,
     clock: Clock,
-}
-
-/// Random bytes that every hash is keyed with, unknown outside this process: nobody can choose keys that meet.
-struct Secret([u8; SECRET_BYTES]);
-
-/// What XXH3 takes by default.
-const SECRET_BYTES: usize = 192;
-
-impl Secret {
-    fn random() -> Self {
-        let mut secret = [7; SECRET_BYTES];
-        // Interleavings can be replayed only if nothing else is left to chance.
-        if !cfg!(feature = "shuttle") {
-            getrandom::fill(&mut secret).expect("the operating system gives random numbers");
-        }
-        Self(secret)
-    }
-
-    /// 128 bits of a text.
-    #[inline]
-    fn hash(&self, text: &str) -> Hash {
-        let hash = xxh3_128_with_secret(text.as_bytes(), &self.0);
-        Hash { high: (hash >> 64) as u64, low: hash as u64 }
-    }
 }
 
 /// Own cache lines: threads on neighbouring shards do not slow each other down.
@@ -105,59 +97,52 @@ impl MemoryEngine {
         let shards = config.max_keys.div_ceil(FILL_MEAN).max(SHARDS_MIN);
         let keys = config.max_keys.div_ceil(shards).max(1);
         let shards = (0..shards).map(|_| Padded(Lock::new(Shard::new(keys)))).collect();
-        let table = Table {
-            shards,
-            limits: RwLock::default(),
-            numbering: Mutex::default(),
-            secret: Secret::random(),
-            clock,
-        };
-        Self(Arc::new(table))
+        let table = Table { shards, limits: RwLock::default(), numbering: Mutex::default(), clock };
+        Self { table: Arc::new(table), added: Arc::default() }
     }
 
     /// A limiter for the keys of `scope`. Limiters of the same scope share their states: what a key has used under one limit is
     /// carried over when it is asked for under another of the same algorithm. (Another algorithm starts afresh and forgets, so scopes
     /// should name it.)
     pub fn limiter(&self, scope: &str, limit: Limit) -> Result<MemoryLimiter, TooManyLimits> {
-        let Hash { high, low } = self.0.secret.hash(scope);
-        // Turned by a bit, or a key and a scope could change places.
-        let scope = Hash { high: high.rotate_left(1), low: low.rotate_left(1) };
-        let (id, held) = self.0.number(scope, limit).ok_or(TooManyLimits)?;
-        Ok(MemoryLimiter { table: Arc::clone(&self.0), limit, id, _held: held, scope })
+        let scope = Hash::of_scope(scope);
+        let (number, held) = self.table.number(scope, limit).ok_or(TooManyLimits)?;
+        Ok(MemoryLimiter { table: Arc::clone(&self.table), limit, number, _held: held, scope })
     }
 
     /// The engine's clock.
     pub fn clock(&self) -> &Clock {
-        &self.0.clock
+        &self.table.clock
     }
 
     /// Drops the keys that are full again in `parts` of the table from `from` on, and says where to go on. Keys leave
     /// by themselves when their room is needed; this gives memory back while no new keys come.
     pub fn sweep(&self, from: usize, parts: usize) -> usize {
-        let now = self.0.clock.now();
-        let shards = self.0.shards.len();
+        let now = self.table.clock.now();
+        let shards = self.table.shards.len();
         for index in from..from + parts.min(shards) {
-            self.0.shards[index % shards].0.lock().sweep(&self.0.limits, now);
+            self.table.shards[index % shards].0.lock().sweep(&self.table.limits, now);
         }
         (from + parts) % shards
     }
 
     /// Forgets all keys.
     pub fn clear(&self) {
-        for shard in &self.0.shards {
+        for shard in &self.table.shards {
             shard.0.lock().clear();
         }
     }
 
     /// In how many parts [`MemoryEngine::sweep`] sees the table.
     pub fn parts(&self) -> usize {
-        self.0.shards.len()
+        self.table.shards.len()
     }
 
     /// What the engine holds now. Looks into every part of the table: for reports, not for the way of a request.
     pub fn stats(&self) -> MemoryStats {
-        let mut stats = MemoryStats { bytes: size_of_val(&*self.0.shards) as u64, ..MemoryStats::default() };
-        for shard in &self.0.shards {
+        let mut stats =
+            MemoryStats { bytes: size_of_val(&*self.table.shards) as u64, ..MemoryStats::default() };
+        for shard in &self.table.shards {
             let shard = shard.0.lock();
             stats.keys += shard.len() as u64;
             stats.bytes += shard.bytes() as u64;
@@ -170,7 +155,7 @@ impl MemoryEngine {
 impl Table {
     /// The number of a limit of a scope, and what to hold as long as it is needed. If all numbers are given out, those are given
     /// up that no limiter has and no state refers to: a walk over the whole table, once in 65,534 limits.
-    fn number(&self, scope: Hash, limit: Limit) -> Option<(LimitId, Arc<()>)> {
+    fn number(&self, scope: Hash, limit: Limit) -> Option<(LimitNumber, Arc<()>)> {
         let _numbering = self.numbering.lock();
         let numbered = self.limits.write().number(scope, limit);
         if numbered.is_some() {
@@ -191,7 +176,7 @@ impl Table {
 
     #[inline]
     fn shard(&self, hash: Hash) -> &Lock<Shard> {
-        &self.shards[hash.shard(self.shards.len())].0
+        &self.shards[shard_of(hash, self.shards.len())].0
     }
 }
 
@@ -203,7 +188,7 @@ impl Table {
 pub struct MemoryLimiter {
     table: Arc<Table>,
     limit: Limit,
-    id: LimitId,
+    number: LimitNumber,
     /// Keeps the number from being given to another limit.
     _held: Arc<()>,
     /// Tells the keys of this scope from the same keys of others.
@@ -225,6 +210,11 @@ impl MemoryLimiter {
     /// Takes permits, perhaps after a delay that the caller accepts.
     #[inline]
     pub fn acquire(&self, key: &str, ask: Ask) -> Decision {
+        self.acquire_hashed(Hash::of(key), ask)
+    }
+
+    #[inline]
+    fn acquire_hashed(&self, key: Hash, ask: Ask) -> Decision {
         match &self.limit {
             Limit::TokenBucket(it) => self.decide(it, key, ask),
             Limit::IntervalBucket(it) => self.decide(it, key, ask),
@@ -240,7 +230,7 @@ impl MemoryLimiter {
     /// callers that have no use for it.
     #[inline]
     pub fn take(&self, key: &str, permits: u64) -> Outcome {
-        let ask = Ask::of(permits);
+        let (key, ask) = (Hash::of(key), Ask::of(permits));
         match &self.limit {
             Limit::TokenBucket(it) => self.settle(it, key, ask),
             Limit::IntervalBucket(it) => self.settle(it, key, ask),
@@ -254,6 +244,10 @@ impl MemoryLimiter {
 
     /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
     pub fn peek(&self, key: &str, ask: Ask) -> Decision {
+        self.peek_hashed(Hash::of(key), ask)
+    }
+
+    fn peek_hashed(&self, key: Hash, ask: Ask) -> Decision {
         let asker = self.asker(key);
         self.look(&self.table.shard(asker.hash).lock(), asker, ask)
     }
@@ -270,7 +264,11 @@ impl MemoryLimiter {
 
     /// Makes a key as good as new.
     pub fn reset(&self, key: &str) {
-        let hash = self.hash(key);
+        self.reset_hashed(Hash::of(key));
+    }
+
+    fn reset_hashed(&self, key: Hash) {
+        let hash = key.within(self.scope);
         self.table.shard(hash).lock().remove(hash, &self.table.limits);
     }
 
@@ -285,12 +283,6 @@ impl MemoryLimiter {
         self.change(key, Change::Charge { permits });
     }
 
-    #[inline]
-    fn hash(&self, key: &str) -> Hash {
-        let hash = self.table.secret.hash(key);
-        Hash { high: hash.high ^ self.scope.high, low: hash.low ^ self.scope.low }
-    }
-
     /// Whether an ask may change what is kept beside a state: a reservation can take more than its cost, and a denial can count what
     /// a reservation has skipped.
     #[inline]
@@ -299,7 +291,7 @@ impl MemoryLimiter {
     }
 
     #[inline]
-    fn settle<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Outcome {
+    fn settle<A: Cell>(&self, algorithm: &A, key: Hash, ask: Ask) -> Outcome {
         if self.changes_beside(ask) {
             return self.decide(algorithm, key, ask).outcome;
         }
@@ -317,18 +309,17 @@ impl MemoryLimiter {
     /// What a request needs before its shard. The time is read here, after the key and before the lock: reading it makes
     /// the processor wait for what it has begun, as the lock does, and should not do so with a slot on its way.
     #[inline(always)]
-    fn asker(&self, key: &str) -> Asker<'_> {
-        let (hash, now) = (self.hash(key), self.table.clock.now());
-        self.asker_at(hash, now)
+    fn asker(&self, key: Hash) -> Asker<'_> {
+        self.asker_at(key.within(self.scope), self.table.clock.now())
     }
 
     #[inline(always)]
     fn asker_at(&self, hash: Hash, now: Timestamp) -> Asker<'_> {
-        Asker { hash, id: self.id, limit: &self.limit, now, limits: &self.table.limits }
+        Asker { hash, id: self.number, limit: &self.limit, now, limits: &self.table.limits }
     }
 
     #[inline]
-    fn decide<A: Cell>(&self, algorithm: &A, key: &str, ask: Ask) -> Decision {
+    fn decide<A: Cell>(&self, algorithm: &A, key: Hash, ask: Ask) -> Decision {
         let asker = self.asker(key);
         let now = asker.now;
         let mut shard = self.table.shard(asker.hash).lock();
@@ -370,6 +361,7 @@ impl MemoryLimiter {
     }
 
     fn change(&self, key: &str, change: Change) {
+        let key = Hash::of(key);
         match &self.limit {
             Limit::TokenBucket(it) => self.apply(it, key, change),
             Limit::IntervalBucket(it) => self.apply(it, key, change),
@@ -381,7 +373,7 @@ impl MemoryLimiter {
         }
     }
 
-    fn apply<A: Cell>(&self, algorithm: &A, key: &str, change: Change) {
+    fn apply<A: Cell>(&self, algorithm: &A, key: Hash, change: Change) {
         let asker = self.asker(key);
         let now = asker.now;
         let mut shard = self.table.shard(asker.hash).lock();
@@ -406,8 +398,10 @@ struct Look<'a> {
 
 impl Look<'_> {
     fn at<A: Cell>(&self, algorithm: &A, shard: &Shard) -> (Outcome, Standing) {
-        let (state, now) = (shard.state(self.asker, algorithm), self.asker.now);
-        (algorithm.peek(&state, now, self.ask), algorithm.standing(&state, now))
+        let now = self.asker.now;
+        shard.look(self.asker, algorithm, |state| {
+            (algorithm.peek(state, now, self.ask), algorithm.standing(state, now))
+        })
     }
 }
 
@@ -416,6 +410,52 @@ impl Look<'_> {
 enum Change {
     Refund { permits: u64, at: Timestamp },
     Charge { permits: u64 },
+}
+
+impl Backend for MemoryEngine {
+    type Error = Infallible;
+
+    fn add_limit(&self, scope: &str, limit: Limit, _: &LimitSettings) -> Result<LimitId, TooManyLimits> {
+        let limiter = self.limiter(scope, limit)?;
+        let id = LimitId(self.added.count.fetch_add(1, Ordering::Relaxed));
+        self.added.limiters.insert(id, limiter);
+        Ok(id)
+    }
+
+    fn remove_limit(&self, id: LimitId) {
+        self.added.limiters.remove(id);
+    }
+
+    async fn decide(&self, checks: &[Check<'_>]) -> Result<Verdicts, Infallible> {
+        Ok(self.decide_all(checks).into_iter().map(|decision| decision.map(Verdict::exact)).collect())
+    }
+
+    async fn peek(&self, check: &Check<'_>) -> Result<Verdict, Infallible> {
+        Ok(Verdict::exact(self.peek_now(check)))
+    }
+
+    async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
+        if let Some(limiter) = self.added.limiters.get(limit) {
+            limiter.reset_hashed(key.hash());
+        }
+        Ok(())
+    }
+}
+
+impl MemoryEngine {
+    /// The decision that [`MemoryEngine::decide_all`] would make on a check alone, without taking anything.
+    pub fn peek_now(&self, check: &Check<'_>) -> Decision {
+        match self.added.limiters.get(check.limit) {
+            Some(limiter) => limiter.peek_hashed(check.key.hash(), check.ask),
+            None => self.removed(),
+        }
+    }
+
+    /// The decision on a check whose limit was removed: it admits nothing.
+    fn removed(&self) -> Decision {
+        let (at, reset) = (self.table.clock.now(), Micros::ZERO);
+        Decision { outcome: Outcome::Impossible, limit: 0, remaining: 0, reset, at }
+    }
 }
 
 impl RateLimiter for MemoryLimiter {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 const HANDS: usize = 2;
 
 /// What comes before the deadline, or was there before it was noticed to be over.
-pub(super) async fn within<F: Future>(deadline: Instant, future: F) -> Result<F::Output, Elapsed> {
+pub(crate) async fn within<F: Future>(deadline: Instant, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let late = match timeout_at(deadline, &mut future).await {
         Ok(output) => return Ok(output),

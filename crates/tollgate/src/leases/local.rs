@@ -1,0 +1,152 @@
+//! Requests decided with what this node holds: all of their leased limits, or none.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+use tollgate_core::lease::Spent;
+use tollgate_core::{Decision, Timestamp};
+
+use super::table::Moved;
+use super::{Inner, Leased};
+use crate::backend::Store;
+use crate::by_limit::Table;
+use crate::check::{Check, HashedKey};
+use crate::verdict::{Basis, Verdict, Verdicts};
+
+/// How far a request can be decided without the store.
+pub(super) enum Local<'a, B: Store> {
+    /// All of it.
+    Decided(Verdicts),
+    /// None of its limits is leased.
+    NotLeased,
+    /// Its only limit has nothing to spend: the store decides, and is asked for so many permits more.
+    One(Arc<Leased<B>>, u64),
+    /// The store decides on the rest.
+    Part(Box<Part<'a, B>>),
+}
+
+/// A request some of whose limits need the store.
+pub(super) struct Part<'a, B: Store> {
+    /// In the order of the checks: those that are decided here.
+    pub(super) verdicts: Verdicts,
+    pub(super) spent: SpentHere<'a, B>,
+    /// The other checks, and their numbers.
+    pub(super) rest: SmallVec<[Check<'a>; 4]>,
+    pub(super) numbers: SmallVec<[usize; 4]>,
+    /// Those of the rest that are leased and have nothing to spend.
+    pub(super) asked: SmallVec<[(usize, Arc<Leased<B>>); 4]>,
+}
+
+/// What was spent on a request. It is taken back when this is dropped, unless the request is admitted: also if its caller leaves.
+pub(super) struct SpentHere<'a, B: Store>(SmallVec<[(Arc<Leased<B>>, HashedKey<'a>, Spent); 4]>);
+
+impl<B: Store> SpentHere<'_, B> {
+    /// The request is admitted.
+    pub(super) fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl<B: Store> Drop for SpentHere<'_, B> {
+    fn drop(&mut self) {
+        for (leased, key, spent) in self.0.drain(..) {
+            leased.table.unspend(key, &spent, leased.now());
+        }
+    }
+}
+
+impl<B: Store> Inner<B> {
+    /// Decides on a request by what is held, as far as that goes. Leased limits are taken first; if one of them is known to deny, nothing is
+    /// taken.
+    #[inline]
+    pub(super) fn decide_locally<'a>(&self, checks: &[Check<'a>]) -> Local<'a, B> {
+        let limits = self.limits.read();
+        if limits.is_empty() || self.closed.load(Ordering::Relaxed) {
+            return Local::NotLeased;
+        }
+        match checks {
+            [check] => decide_one(&limits, check),
+            _ => decide_several(&limits, checks, self.backend.clock().exact_now()),
+        }
+    }
+}
+
+/// The limit of a check, if the check can be paid with borrowed permits.
+#[inline]
+fn leased_of<'t, B: Store>(limits: &'t Table<Leased<B>>, check: &Check<'_>) -> Option<&'t Arc<Leased<B>>> {
+    limits.get(&check.limit).filter(|it| check.ask.cost > 0 && check.ask.cost <= it.limit.size())
+}
+
+const fn leased(decision: Decision) -> Option<Verdict> {
+    Some(Verdict { decision, basis: Basis::Leased })
+}
+
+#[inline]
+fn decide_one<'a, B: Store>(limits: &Table<Leased<B>>, check: &Check<'a>) -> Local<'a, B> {
+    let Some(it) = leased_of(limits, check) else { return Local::NotLeased };
+    match it.table.decide(check, it.now(), &it.limit, &it.terms, it.parts()) {
+        Moved::Spent { decision, fetch, .. } => {
+            if fetch > 0 {
+                it.fetch(check.key, fetch);
+            }
+            Local::Decided(Verdicts::from_iter([leased(decision)]))
+        }
+        Moved::Denied(decision) => Local::Decided(Verdicts::from_iter([leased(decision)])),
+        Moved::Ask { ahead } => Local::One(Arc::clone(it), ahead),
+    }
+}
+
+fn decide_several<'a, B: Store>(
+    limits: &Table<Leased<B>>,
+    checks: &[Check<'a>],
+    now: Timestamp,
+) -> Local<'a, B> {
+    let mut verdicts = Verdicts::from_elem(None, checks.len());
+    let mut spent: SmallVec<[(&Arc<Leased<B>>, HashedKey<'a>, Spent); 4]> = SmallVec::new();
+    let (mut numbers, mut asked) = (SmallVec::<[usize; 4]>::new(), SmallVec::new());
+    let mut is_any_leased = false;
+    for (number, check) in checks.iter().enumerate() {
+        let Some(it) = leased_of(limits, check) else {
+            numbers.push(number);
+            continue;
+        };
+        is_any_leased = true;
+        match it.table.decide(check, now, &it.limit, &it.terms, it.parts()) {
+            Moved::Spent { decision, spent: permits, fetch } => {
+                if fetch > 0 {
+                    it.fetch(check.key, fetch);
+                }
+                verdicts[number] = leased(decision);
+                spent.push((it, check.key, permits));
+            }
+            Moved::Denied(decision) if check.enforced => {
+                for (it, key, permits) in spent {
+                    it.table.unspend(key, &permits, now);
+                }
+                let mut verdicts = Verdicts::from_elem(None, checks.len());
+                verdicts[number] = leased(decision);
+                return Local::Decided(verdicts);
+            }
+            Moved::Denied(decision) => verdicts[number] = leased(decision),
+            Moved::Ask { ahead } => {
+                // By a call of its own: the store decides on the request together with the other limits.
+                if ahead > 0 {
+                    it.fetch(check.key, ahead);
+                }
+                asked.push((number, Arc::clone(it)));
+                numbers.push(number);
+            }
+        }
+    }
+    if !is_any_leased {
+        return Local::NotLeased;
+    }
+    // What is only counted never holds up a request that is decided here.
+    if numbers.iter().all(|number| !checks[*number].enforced) {
+        return Local::Decided(verdicts);
+    }
+    let rest = numbers.iter().map(|number| checks[*number]).collect();
+    let spent = spent.into_iter().map(|(it, key, permits)| (Arc::clone(it), key, permits)).collect();
+    Local::Part(Box::new(Part { verdicts, spent: SpentHere(spent), rest, numbers, asked }))
+}

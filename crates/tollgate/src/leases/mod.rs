@@ -1,0 +1,456 @@
+//! Leases: decides with permits that this node has borrowed from a shared backend, and asks the backend when they run out.
+//!
+//! What is borrowed is charged in the store at once, so whatever happens here, the shared limit holds. A key that is not asked for
+//! often enough to be worth a lease, and every key of a limit with too many nodes, is decided by the backend itself.
+
+mod local;
+mod table;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use tokio::time::{Instant, sleep};
+use tollgate_core::{Ask, LeaseTerms, Limit, Micros, Outcome, Timestamp};
+
+use self::local::{Local, Part};
+use self::table::{GivenUp, Table};
+use crate::backend::{Backend, Deadlines, Store, Wanted};
+use crate::by_limit::ByLimit;
+use crate::check::{Check, HashedKey, LimitId, OwnedKey};
+use crate::deadline::within;
+use crate::memory::TooManyLimits;
+use crate::redis::StoreError;
+use crate::settings::LimitSettings;
+use crate::tasks::Leading;
+use crate::verdict::{Basis, Verdict, Verdicts};
+
+/// Nodes that are assumed while the store has not said how many there are.
+const NODES_ASSUMED: u64 = 3;
+/// Returns that are under way at the same time.
+const RETURNS_AT_ONCE: usize = 64;
+/// Attempts to give something back: others may give back to the same key meanwhile.
+const RETURN_ATTEMPTS: usize = 4;
+/// How often is looked for what has ended and for what nobody asks for, at most and at least.
+const SWEEP_MIN: Duration = Duration::from_millis(25);
+const SWEEP_MAX: Duration = Duration::from_millis(100);
+
+/// What became of borrowed permits. Those that were granted were spent, given back, have expired or were lost; or they are held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LeaseStats {
+    /// Permits that the store has lent.
+    pub granted: u64,
+    /// Permits that requests were admitted by.
+    pub spent: u64,
+    /// Permits that were given back.
+    pub returned: u64,
+    /// Permits that were not spent in time.
+    pub expired: u64,
+    /// Permits that should have been given back, and could not.
+    pub lost: u64,
+    /// Permits that are held now.
+    pub held: u64,
+    /// Keys that are looked after.
+    pub keys: u64,
+    /// By how many permits a burst can be too large.
+    pub overshoot: u64,
+}
+
+impl LeaseStats {
+    /// Adds the counts of another limit. The overshoot is that of the larger one.
+    pub fn add(&mut self, other: &Self) {
+        self.granted += other.granted;
+        self.spent += other.spent;
+        self.returned += other.returned;
+        self.expired += other.expired;
+        self.lost += other.lost;
+        self.held += other.held;
+        self.keys += other.keys;
+        self.overshoot = self.overshoot.max(other.overshoot);
+    }
+}
+
+/// A backend whose limits are decided with borrowed permits where that is worth it. Clones share everything.
+pub struct Lease<B: Store>(Arc<Inner<B>>);
+
+impl<B: Store> Clone for Lease<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct Inner<B: Store> {
+    backend: B,
+    /// The limits that nodes borrow from. All others are left to the backend.
+    limits: ByLimit<Leased<B>>,
+    /// Nothing is borrowed any more.
+    closed: Arc<AtomicBool>,
+    /// Whether leases that have ended are looked for.
+    is_swept: AtomicBool,
+}
+
+/// A limit that nodes borrow from.
+struct Leased<B: Store> {
+    backend: B,
+    id: LimitId,
+    limit: Limit,
+    terms: LeaseTerms,
+    /// What this node holds of each key.
+    table: Table,
+    /// How long a caller waits for the store, and how long a call that borrows may take.
+    deadlines: Deadlines,
+    closed: Arc<AtomicBool>,
+    /// Calls under way that borrow.
+    borrowing: AtomicUsize,
+}
+
+impl<B: Store> Lease<B> {
+    /// Decorates a backend. What must go on when its callers have left runs with the backend's tasks.
+    pub fn new(backend: B) -> Self {
+        let inner = Inner {
+            backend,
+            limits: ByLimit::default(),
+            closed: Arc::default(),
+            is_swept: AtomicBool::new(false),
+        };
+        Self(Arc::new(inner))
+    }
+
+    /// The backend that is borrowed from.
+    pub fn backend(&self) -> &B {
+        &self.0.backend
+    }
+
+    /// Gives everything back, and borrows nothing any more: before a program ends.
+    pub async fn close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        let limits: Vec<_> = self.0.limits.read().values().cloned().collect();
+        join_all(limits.iter().map(|it| it.close())).await;
+    }
+
+    /// What became of borrowed permits, of all limits together. Looks into every part of the tables: for reports, not for requests.
+    pub fn stats(&self) -> LeaseStats {
+        let mut all = LeaseStats::default();
+        for leased in self.0.limits.read().values() {
+            all.add(&leased.stats());
+        }
+        all
+    }
+
+    /// Decides on one check whose limit has nothing to spend here, and asks for `ahead` permits more with the same call.
+    async fn ask_store(
+        &self,
+        leased: &Arc<Leased<B>>,
+        check: &Check<'_>,
+        ahead: u64,
+    ) -> Result<Verdicts, B::Error> {
+        if ahead == 0 {
+            let sent = leased.now();
+            let verdicts = self.0.backend.decide(std::slice::from_ref(check)).await?;
+            if let Some(Some(verdict)) = verdicts.first() {
+                leased.note(check, verdict, sent);
+            }
+            return Ok(verdicts);
+        }
+        // A caller who leaves has started something that others count on.
+        let call = Borrowing::begin(leased, check.key).borrow(check.ask, ahead);
+        let call = Leading::new(call, self.0.backend.tasks().clone());
+        let Deadlines { wait, call: at_most } = leased.deadlines;
+        let verdict = if at_most <= wait {
+            call.await?
+        } else {
+            match within(Instant::now() + wait, call).await {
+                Ok(verdict) => verdict?,
+                Err(_) => self.0.backend.late(check, wait)?,
+            }
+        };
+        Ok(Verdicts::from_iter([Some(verdict)]))
+    }
+
+    /// Decides on a request some of whose limits need the backend. What was taken here is given back unless all of them admit.
+    async fn decide_rest(&self, part: Part<'_, B>) -> Result<Verdicts, B::Error> {
+        let Part { mut verdicts, spent, rest, asked, numbers } = part;
+        let sent = self.0.backend.clock().exact_now();
+        let decided = self.0.backend.decide(&rest).await?;
+        let mut all = true;
+        for ((number, check), verdict) in numbers.into_iter().zip(&rest).zip(decided) {
+            all &= !check.enforced || verdict.is_some_and(|verdict| verdict.is_admitted());
+            verdicts[number] = verdict;
+            if let (Some(verdict), Some((_, leased))) = (verdict, asked.iter().find(|(it, _)| *it == number))
+            {
+                leased.note(check, &verdict, sent);
+            }
+        }
+        if all {
+            spent.keep();
+        }
+        Ok(verdicts)
+    }
+}
+
+impl<B: Store> Backend for Lease<B> {
+    type Error = B::Error;
+
+    fn add_limit(
+        &self,
+        scope: &str,
+        limit: Limit,
+        settings: &LimitSettings,
+    ) -> Result<LimitId, TooManyLimits> {
+        let inner = &self.0;
+        let id = inner.backend.add_limit(scope, limit, settings)?;
+        if let Ok(terms) = settings.lease_terms(&limit) {
+            let leased = Leased {
+                backend: inner.backend.clone(),
+                id,
+                limit,
+                terms,
+                table: Table::new(),
+                deadlines: inner.backend.deadlines(id),
+                closed: Arc::clone(&inner.closed),
+                borrowing: AtomicUsize::new(0),
+            };
+            inner.limits.insert(id, leased);
+            if !inner.is_swept.swap(true, Ordering::SeqCst) {
+                let swept = Arc::downgrade(inner);
+                inner.backend.tasks().keep_running(move || sweep(Weak::clone(&swept)));
+            }
+        }
+        Ok(id)
+    }
+
+    fn remove_limit(&self, id: LimitId) {
+        // What it holds is given back when the last check under way has ended. The backend forgets the limit after that.
+        if self.0.limits.get(id).is_none() {
+            return self.0.backend.remove_limit(id);
+        }
+        self.0.limits.remove(id);
+    }
+
+    #[inline]
+    async fn decide(&self, checks: &[Check<'_>]) -> Result<Verdicts, B::Error> {
+        match self.0.decide_locally(checks) {
+            Local::Decided(verdicts) => Ok(verdicts),
+            Local::NotLeased => self.0.backend.decide(checks).await,
+            Local::One(leased, ahead) => Box::pin(self.ask_store(&leased, &checks[0], ahead)).await,
+            Local::Part(part) => Box::pin(self.decide_rest(*part)).await,
+        }
+    }
+
+    async fn peek(&self, check: &Check<'_>) -> Result<Verdict, B::Error> {
+        let mut verdict = self.0.backend.peek(check).await?;
+        if let (Some(leased), Basis::Exact) = (self.0.limits.get(check.limit), verdict.basis) {
+            let left = leased.table.left(check.key, leased.now());
+            let decision = &mut verdict.decision;
+            if left >= check.ask.cost && matches!(decision.outcome, Outcome::Denied { .. }) {
+                decision.outcome = Outcome::NOW;
+            }
+            decision.remaining = decision.remaining.saturating_add(left).min(decision.limit);
+        }
+        Ok(verdict)
+    }
+
+    /// What other nodes have borrowed of the key they may still spend.
+    async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
+        self.0.backend.reset(limit, key).await?;
+        if let Some(leased) = self.0.limits.get(limit) {
+            let now = leased.now();
+            leased.table.change(key, |cell, stats| {
+                stats.lost += cell.holding.left(now);
+                cell.holding.forget();
+            });
+        }
+        Ok(())
+    }
+}
+
+impl<B: Store> Leased<B> {
+    fn now(&self) -> Timestamp {
+        self.backend.clock().exact_now()
+    }
+
+    /// Into how many parts what is left is cut, or that nothing is borrowed.
+    fn parts(&self) -> Option<u64> {
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.terms.parts(self.nodes())
+    }
+
+    fn nodes(&self) -> u64 {
+        self.backend.nodes().map_or(NODES_ASSUMED, u64::from)
+    }
+
+    fn stats(&self) -> LeaseStats {
+        let overshoot = self.terms.overshoot(&self.limit, self.nodes());
+        LeaseStats { overshoot, ..self.table.stats(self.now()) }
+    }
+
+    /// Borrows `ahead` permits of a key, in the background.
+    fn fetch(self: &Arc<Self>, key: HashedKey<'_>, ahead: u64) {
+        let borrowing = Borrowing::begin(self, key);
+        self.backend.tasks().hand_over(async move {
+            // Whatever became of it is noted.
+            let _ = borrowing.borrow(Ask::of(0), ahead).await;
+        });
+    }
+
+    /// Notes what the store has decided on a check.
+    fn note(&self, check: &Check<'_>, verdict: &Verdict, sent: Timestamp) {
+        let decision = &verdict.decision;
+        let (Outcome::Denied { retry }, None | Some(Micros::ZERO), Basis::Exact) =
+            (decision.outcome, check.ask.wait, verdict.basis)
+        else {
+            return;
+        };
+        let now = self.now();
+        self.table.change(check.key, |cell, _| {
+            cell.holding.answered(now, sent, 0, None, Some((check.ask.cost, retry)), &self.terms);
+            cell.hear(decision, 0, now);
+        });
+    }
+
+    async fn close(&self) {
+        let given_up = self.table.sweep(self.now(), &self.terms, true);
+        self.give_back(given_up).await;
+        // What is being borrowed is given back when it comes.
+        while self.borrowing.load(Ordering::SeqCst) > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn give_back(&self, given_up: Vec<GivenUp>) {
+        let give_back = |given_up: GivenUp| async move {
+            let number = given_up.give_back(&self.backend, self.id, self.terms).await;
+            self.table.change(given_up.key(), |cell, stats| match number {
+                Some(number) => {
+                    cell.returns = number;
+                    stats.returned += given_up.lease.left;
+                }
+                None => stats.lost += given_up.lease.left,
+            });
+        };
+        stream::iter(given_up).for_each_concurrent(RETURNS_AT_ONCE, give_back).await;
+    }
+}
+
+/// Nobody asks any more: what is held is given back when the backend's driver comes to it, and then the limit is removed.
+impl<B: Store> Drop for Leased<B> {
+    fn drop(&mut self) {
+        let given_up = self.table.sweep(self.now(), &self.terms, true);
+        let (backend, id, terms) = (self.backend.clone(), self.id, self.terms);
+        if given_up.is_empty() {
+            return backend.remove_limit(id);
+        }
+        self.backend.tasks().hand_over(async move {
+            let give_back = |given_up: GivenUp| {
+                let backend = &backend;
+                async move {
+                    given_up.give_back(backend, id, terms).await;
+                }
+            };
+            stream::iter(given_up).for_each_concurrent(RETURNS_AT_ONCE, give_back).await;
+            backend.remove_limit(id);
+        });
+    }
+}
+
+impl GivenUp {
+    /// Gives it back, and returns how many returns there were then. It counts once, however often it is said. `None`: that is not known,
+    /// or it is too late.
+    async fn give_back<B: Store>(&self, backend: &B, limit: LimitId, terms: LeaseTerms) -> Option<u64> {
+        let (mut number, mut is_known) = (self.returns, true);
+        for _ in 0..RETURN_ATTEMPTS {
+            if backend.clock().exact_now() >= self.lease.ends {
+                return None;
+            }
+            match backend.give_back(limit, self.key(), &self.lease, number, terms).await {
+                Ok(None) => return Some(number + 1),
+                // Perhaps it was this one.
+                Ok(Some(_)) if !is_known => return None,
+                // Surely others: a connection carries what is said once, once.
+                Ok(Some(others)) => number = others,
+                Err(why) if why.may_have_run() => is_known = false,
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+}
+
+/// A call under way that borrows. Closing the leases waits for it. However it ends, its key can be asked for again.
+struct Borrowing<B: Store> {
+    leased: Arc<Leased<B>>,
+    key: OwnedKey,
+    is_noted: bool,
+}
+
+impl<B: Store> Borrowing<B> {
+    fn begin(leased: &Arc<Leased<B>>, key: HashedKey<'_>) -> Self {
+        leased.borrowing.fetch_add(1, Ordering::SeqCst);
+        Self { leased: Arc::clone(leased), key: OwnedKey::from(key), is_noted: false }
+    }
+
+    /// Asks the store for a check and for `ahead` permits more. The permits are there for the next requests, also if this one
+    /// was cancelled.
+    async fn borrow(mut self, ask: Ask, ahead: u64) -> Result<Verdict, B::Error> {
+        let leased = &*self.leased;
+        // Closed since it was wished for: nobody would give it back.
+        let (permits, parts) = leased.parts().map_or((0, 1), |parts| (ahead, parts));
+        let wanted = Wanted { permits, parts, terms: leased.terms };
+        let check = Check { limit: leased.id, key: self.key.hashed(), ask, enforced: true };
+        let answer = leased.backend.borrow(&check, wanted, leased.deadlines.call).await;
+        let mut late = Vec::new();
+        leased.table.change(self.key.hashed(), |cell, stats| {
+            let now = leased.now();
+            let (decision, lent) = match &answer {
+                Ok((Verdict { decision, basis: Basis::Exact }, lent)) => (decision, lent),
+                Ok(_) | Err(_) => return cell.holding.failed(now, &leased.terms),
+            };
+            let denied = match decision.outcome {
+                Outcome::Denied { retry } if ask.wait.is_none() => Some((ask.cost, retry)),
+                Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => None,
+            };
+            let (grant, sent) = (lent.map(|lent| lent.grant), lent.map_or(now, |lent| lent.sent));
+            let permits = grant.map_or(0, |grant| grant.permits);
+            stats.granted += permits;
+            stats.expired += cell.holding.answered(now, sent, ahead, grant, denied, &leased.terms);
+            cell.hear(decision, permits, now);
+            if leased.closed.load(Ordering::SeqCst) {
+                late = cell.give_up(now);
+            }
+        });
+        self.is_noted = true;
+        leased.give_back(late).await;
+        answer.map(|(verdict, _)| verdict)
+    }
+}
+
+impl<B: Store> Drop for Borrowing<B> {
+    fn drop(&mut self) {
+        let Leased { table, terms, borrowing, .. } = &*self.leased;
+        if !self.is_noted {
+            let now = self.leased.now();
+            table.change(self.key.hashed(), |cell, _| cell.holding.failed(now, terms));
+        }
+        borrowing.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Looks, again and again, for what has ended and for what nobody asks for any more.
+async fn sweep<B: Store>(leases: Weak<Inner<B>>) {
+    loop {
+        let Some(inner) = leases.upgrade() else { return };
+        let limits: Vec<_> = inner.limits.read().values().cloned().collect();
+        drop(inner);
+        let mut pause = SWEEP_MAX;
+        for leased in limits {
+            let given_up = leased.table.sweep(leased.now(), &leased.terms, false);
+            leased.give_back(given_up).await;
+            pause = pause.min(Duration::from(leased.terms.life()) / 4);
+        }
+        sleep(pause.max(SWEEP_MIN)).await;
+    }
+}

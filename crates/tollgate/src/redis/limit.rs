@@ -1,0 +1,75 @@
+//! A limit whose states are in the store, with everything that calls for it need.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_core::{Limit, Micros};
+
+use super::lines::LineKey;
+use super::{KEY_PREFIX, LogStorage};
+use crate::check::{HashedKey, LimitId};
+use crate::hash::Hash;
+use crate::settings::LimitSettings;
+
+pub(super) struct StoredLimit {
+    pub(super) id: LimitId,
+    pub(super) limit: Limit,
+    /// The parameters as they are kept beside a state.
+    pub(super) parameters: Box<str>,
+    /// How long a caller waits for a check.
+    pub(super) deadline: Duration,
+    /// How long a call for checks may take. Longer than the deadline where nodes borrow: a lease that comes late is still of use.
+    pub(super) call_deadline: Duration,
+    /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
+    pub(super) distrust: Option<Micros>,
+    /// What the keys in the store begin with.
+    prefix: Box<str>,
+    /// Of the prefix: limits with the same one share their states.
+    scope: Hash,
+}
+
+impl StoredLimit {
+    pub(super) fn new(
+        id: LimitId,
+        scope: &str,
+        limit: Limit,
+        settings: &LimitSettings,
+        (deadline, lease_deadline, logs): (Duration, Duration, LogStorage),
+    ) -> Self {
+        let terms = settings.lease_terms(&limit).ok();
+        let life = terms.map_or(Micros::ZERO, |terms| terms.life());
+        let deadline = settings.on_failure.deadline.unwrap_or(deadline);
+        let prefix: Box<str> = format!("{KEY_PREFIX}:{scope}{}:", logs.suffix(&limit)).into();
+        Self {
+            id,
+            limit,
+            parameters: limit.parameters().to_string().into(),
+            deadline,
+            call_deadline: if terms.is_some() { deadline.max(lease_deadline) } else { deadline },
+            distrust: settings.failover_guard.then_some(life),
+            scope: Hash::of_scope(&prefix),
+            prefix,
+        }
+    }
+
+    /// Identifies the state of a key, among those of all limits.
+    pub(super) const fn state(&self, key: HashedKey<'_>) -> Hash {
+        key.hash().within(self.scope)
+    }
+
+    /// The key in the store, as it is queued for.
+    pub(super) fn line(&self, key: HashedKey<'_>) -> LineKey {
+        thread_local! {
+            static WHOLE: RefCell<String> = const { RefCell::new(String::new()) };
+        }
+        // Written together here, so that only the shared text is allocated.
+        let whole: Arc<str> = WHOLE.with_borrow_mut(|whole| {
+            whole.clear();
+            whole.push_str(&self.prefix);
+            whole.push_str(key.text());
+            Arc::from(whole.as_str())
+        });
+        LineKey { limit: self.id, hash: self.state(key), key: whole }
+    }
+}

@@ -1,0 +1,623 @@
+//! The Redis engine: the state of all keys in Redis or Valkey, shared by many nodes.
+//!
+//! Every check is decided by one script call, on the server's own clock. Checks of a key that come while a call for it is in
+//! flight go together in the next one, and denials are remembered for a moment; both leave every answer exact.
+
+mod call;
+mod config;
+mod control;
+mod decide;
+mod discovery;
+mod error;
+mod eviction;
+mod expiry;
+mod fuse;
+mod limit;
+mod lines;
+mod node;
+mod presence;
+mod reach;
+mod replay;
+mod routes;
+mod script;
+mod set;
+mod slot;
+mod takeover;
+mod url;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
+use tollgate_core::lease::Lease;
+use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Standing, Timestamp};
+
+use self::call::Call;
+pub use self::config::{LogStorage, RedisConfig, TlsConfig};
+pub use self::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, News, Version};
+pub use self::error::StoreError;
+use self::limit::StoredLimit;
+use self::lines::{Done, Entered, LineKey, Lines, Remembering, Step};
+use self::node::Bearings;
+use self::presence::Presence;
+pub use self::routes::ServerStatus;
+use self::routes::{Reply, Routes};
+use self::script::{Change, Command, Question};
+use self::url::Shape;
+pub use self::url::{StoreUrl, StoreUrlError};
+use crate::backend::{Backend, Deadlines, Lent, Store, Wanted};
+use crate::by_limit::ByLimit;
+use crate::check::{Check, HashedKey, LimitId};
+use crate::clock::Clock;
+use crate::deadline::within;
+use crate::memory::TooManyLimits;
+use crate::rate_limiter::RateLimiter;
+use crate::settings::LimitSettings;
+use crate::tasks::{Driver, Leading, Tasks};
+use crate::verdict::{Verdict, Verdicts};
+
+/// Every key in the store begins with this.
+pub const KEY_PREFIX: &str = "rate_limiter";
+
+/// The longest that a denial is remembered: resets, refunds and raised limits on other nodes are seen within this.
+pub const REMEMBER_MAX: Duration = Duration::from_millis(100);
+
+/// What the engine has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RedisStats {
+    /// Calls to the store.
+    pub calls: u64,
+    /// Checks that these calls have answered.
+    pub asked: u64,
+    /// Checks that were answered by a remembered denial.
+    pub remembered: u64,
+    /// Calls that gave no decision, by [`StoreError::CLASSES`].
+    pub failed: [u64; StoreError::CLASSES.len()],
+    /// Tasks of the driver that have panicked. Each was started again, or has answered its callers with an error.
+    pub panics: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    calls: AtomicU64,
+    asked: AtomicU64,
+    remembered: AtomicU64,
+    failed: [AtomicU64; StoreError::CLASSES.len()],
+}
+
+/// The state of all keys in a store. Clones share its connections.
+#[derive(Clone)]
+pub struct RedisEngine(Arc<Inner>);
+
+impl std::fmt::Debug for RedisEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisEngine").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    routes: Arc<Routes>,
+    presence: Arc<Presence>,
+    limits: ByLimit<StoredLimit>,
+    lines: Lines,
+    tasks: Tasks,
+    deadline: Duration,
+    lease_deadline: Duration,
+    logs: LogStorage,
+    clock: Option<Clock>,
+    /// By which leases end: the time that is handed in, or this node's own.
+    own_clock: Clock,
+    counters: Counters,
+    /// By [`StoreError::CLASSES`]: one failure, and when it was noted.
+    last_failures: [Mutex<Option<(Instant, StoreError)>>; StoreError::CLASSES.len()],
+    /// Limits that were added so far.
+    added: AtomicU32,
+    _stop: DropGuard,
+}
+
+/// How long a failure is reported by [`RedisEngine::recent_failures`].
+const KEEP_FOR: Duration = Duration::from_secs(10);
+
+impl RedisEngine {
+    /// An engine, and the driver that must run for it to answer. Connecting is the driver's work: an unreachable store is no
+    /// error here.
+    pub fn new(config: RedisConfig) -> (Self, Driver) {
+        // The first of several engines of a process settles it, and any will do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let (tasks, driver, stop) = Tasks::new();
+        let (entry, sentinel_entry) = (config.entry(), config.sentinel_entry());
+        let StoreUrl { shape, seeds, .. } = config.url;
+        let remembering =
+            Remembering { longest: config.remember_denials.min(REMEMBER_MAX), clock: config.clock.clone() };
+        let routes = Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone());
+        let presence = Presence::new();
+        if config.count_nodes {
+            let (presence, routes) = (Arc::clone(&presence), Arc::clone(&routes));
+            tasks.keep_running(move || Arc::clone(&presence).keep_up(Arc::clone(&routes)));
+        }
+        let inner = Inner {
+            routes,
+            presence,
+            limits: ByLimit::default(),
+            lines: Lines::new(remembering),
+            tasks,
+            deadline: config.deadline,
+            lease_deadline: config.lease_deadline,
+            logs: config.sliding_log,
+            own_clock: config.clock.clone().unwrap_or_else(Clock::system),
+            clock: config.clock,
+            counters: Counters::default(),
+            last_failures: Default::default(),
+            added: AtomicU32::new(0),
+            _stop: stop,
+        };
+        (Self(Arc::new(inner)), driver)
+    }
+
+    /// A limiter over the keys of `scope`: `rate_limiter:SCOPE:KEY` in the store, `rate_limiter:SCOPE_chunks:KEY` for a
+    /// packed log.
+    pub fn limiter(&self, scope: &str, limit: Limit) -> RedisLimiter {
+        self.limiter_with(scope, limit, &LimitSettings::default())
+    }
+
+    /// The same, with settings of its own: a deadline, a guard against failovers, calls that may take as long as those that borrow.
+    pub fn limiter_with(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> RedisLimiter {
+        let stored = self.add(scope, limit, settings);
+        let added = Added { engine: self.clone(), id: stored.id };
+        RedisLimiter { inner: Arc::clone(&self.0), stored, _added: Arc::new(added) }
+    }
+
+    fn add(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> Arc<StoredLimit> {
+        let Inner { deadline, lease_deadline, logs, routes, limits, added, .. } = &*self.0;
+        if settings.failover_guard {
+            routes.want_takeovers();
+        }
+        let id = LimitId(added.fetch_add(1, Ordering::Relaxed));
+        limits.insert(id, StoredLimit::new(id, scope, limit, settings, (*deadline, *lease_deadline, *logs)))
+    }
+
+    /// Whether limits of different subjects may be on different servers, so that one call cannot decide on them together.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.0.routes.shape == Shape::Cluster
+    }
+
+    /// Whether the store can be asked now, or why not.
+    pub fn health(&self) -> Result<(), StoreError> {
+        self.0.routes.health()
+    }
+
+    /// The servers of the store, as far as they are known.
+    pub fn servers(&self) -> Vec<ServerStatus> {
+        self.0.routes.servers()
+    }
+
+    /// How many nodes share the store, as it last said: those that have said a word within five seconds.
+    pub fn nodes(&self) -> Option<u32> {
+        self.0.presence.nodes()
+    }
+
+    /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
+    pub fn recent_failures(&self) -> Vec<StoreError> {
+        let recent = |last: &Mutex<Option<(Instant, StoreError)>>| {
+            last.lock().as_ref().filter(|(noted, _)| noted.elapsed() < KEEP_FOR).map(|(_, why)| why.clone())
+        };
+        self.0.last_failures.iter().filter_map(recent).collect()
+    }
+
+    /// Waits until the store can be asked.
+    pub async fn connected(&self, within: Duration) -> Result<(), StoreError> {
+        let deadline = Instant::now() + within;
+        loop {
+            let health = self.health();
+            if health.is_ok()
+                || Instant::now() >= deadline
+                || matches!(health, Err(StoreError::Refused { .. }))
+            {
+                return health;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> RedisStats {
+        let counters = &self.0.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RedisStats {
+            calls: read(&counters.calls),
+            asked: read(&counters.asked),
+            remembered: read(&counters.remembered),
+            failed: counters.failed.each_ref().map(read),
+            panics: self.0.tasks.panics(),
+        }
+    }
+}
+
+impl Inner {
+    /// Counts a call that gave no decision, and keeps one of each kind for health.
+    fn count_failure(&self, error: &StoreError) {
+        let Some(class) = StoreError::CLASSES.iter().position(|class| *class == error.class()) else {
+            return;
+        };
+        self.counters.failed[class].fetch_add(1, Ordering::Relaxed);
+        let mut last = self.last_failures[class].lock();
+        if last.as_ref().is_none_or(|(noted, _)| noted.elapsed() >= KEEP_FOR) {
+            *last = Some((Instant::now(), error.clone()));
+        }
+    }
+
+    async fn call(
+        &self,
+        key: &str,
+        slot: u16,
+        hash: u64,
+        deadline: Instant,
+        command: impl Fn(Bearings) -> Command,
+    ) -> Result<Reply, StoreError> {
+        let handed_in = self.clock.as_ref().map(Clock::now);
+        let called = self.routes.call(key, slot, hash, deadline, |bearings| {
+            let now = handed_in.or(bearings.now);
+            command(Bearings { now, about: now.unwrap_or(bearings.about), ..bearings })
+        });
+        let called = called.await;
+        if !matches!(called, Err(StoreError::BreakerOpen { .. })) {
+            self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        }
+        called.inspect_err(|why| self.count_failure(why))
+    }
+}
+
+impl Inner {
+    fn stored(&self, limit: LimitId) -> Result<Arc<StoredLimit>, StoreError> {
+        self.limits.get(limit).ok_or(StoreError::Removed)
+    }
+
+    /// Queues a step for its key, or answers it from a remembered denial. `wait` is how long the caller waits, `deadline` when a call
+    /// that this step starts must have ended: if that is later, the call goes on without its caller.
+    async fn step(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        line: LineKey,
+        step: Step,
+        wait: Duration,
+        call: Duration,
+    ) -> Result<Done, StoreError> {
+        let now = Instant::now();
+        match self.lines.enter(&line, &limit.limit, &step, now) {
+            Entered::Denied(decision) => {
+                self.counters.remembered.fetch_add(1, Ordering::Relaxed);
+                Ok(Done::Answered(decision, None))
+            }
+            Entered::Lead => {
+                let lead = Call::new(self, limit, line).lead(step, now + call);
+                let lead = Leading::new(lead, self.tasks.clone());
+                if call <= wait {
+                    return lead.await;
+                }
+                within(now + wait, lead).await.unwrap_or_else(|_| Err(self.late(wait)))
+            }
+            Entered::Wait(answer) => match within(now + wait, answer).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) if self.tasks.is_stopped() => Err(StoreError::Stopped),
+                Ok(Err(_)) => Err(StoreError::Panicked),
+                Err(_) => Err(self.late(wait)),
+            },
+            Entered::Full => {
+                self.count_failure(&StoreError::Overloaded);
+                Err(StoreError::Overloaded)
+            }
+        }
+    }
+
+    fn late(&self, waited: Duration) -> StoreError {
+        let late = StoreError::Timeout(waited);
+        self.count_failure(&late);
+        late
+    }
+
+    /// Asks for one key.
+    async fn ask(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        line: LineKey,
+        question: Question,
+    ) -> Result<Decision, StoreError> {
+        let (wait, call) = (limit.deadline, limit.call_deadline);
+        answered(self.step(limit, line, Step::Ask(question), wait, call).await?).map(|(decision, _)| decision)
+    }
+
+    /// Makes a change to one key, within `deadline`.
+    async fn change(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        line: LineKey,
+        change: Change,
+        deadline: Duration,
+    ) -> Result<Done, StoreError> {
+        self.step(limit, line, Step::Change(change), deadline, deadline).await
+    }
+
+    async fn refund(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        line: LineKey,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.change(limit, line, Change::Refund { permits, at }, limit.deadline).await.map(drop)
+    }
+
+    async fn reset(self: &Arc<Self>, limit: &Arc<StoredLimit>, line: LineKey) -> Result<(), StoreError> {
+        self.step(limit, line, Step::Reset, limit.deadline, limit.deadline).await.map(drop)
+    }
+
+    async fn borrow(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        line: LineKey,
+        (ask, wanted): (Ask, Wanted),
+        deadline: Duration,
+    ) -> Result<(Decision, Option<Lent>), StoreError> {
+        let question = Question::Borrow(ask, Box::new(wanted));
+        answered(self.step(limit, line, Step::Ask(question), deadline, deadline).await?)
+    }
+
+    async fn give_back(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        line: LineKey,
+        (lease, number, terms): (&Lease, u64, LeaseTerms),
+    ) -> Result<Option<u64>, StoreError> {
+        let counted = terms.counts_out();
+        let change = Change::Return { permits: lease.left, at: lease.at, number, counted };
+        match self.change(limit, line, change, limit.call_deadline).await? {
+            Done::Changed => Ok(None),
+            Done::OutOfTurn(number) => Ok(Some(number)),
+            Done::Answered(..) => Err(unanswered()),
+        }
+    }
+}
+
+fn answered(done: Done) -> Result<(Decision, Option<Lent>), StoreError> {
+    match done {
+        Done::Answered(decision, lent) => Ok((decision, lent.map(|lent| *lent))),
+        Done::Changed | Done::OutOfTurn(_) => Err(unanswered()),
+    }
+}
+
+fn unanswered() -> StoreError {
+    StoreError::protocol("a question without an answer")
+}
+
+impl Backend for RedisEngine {
+    type Error = StoreError;
+
+    fn add_limit(
+        &self,
+        scope: &str,
+        limit: Limit,
+        settings: &LimitSettings,
+    ) -> Result<LimitId, TooManyLimits> {
+        Ok(self.add(scope, limit, settings).id)
+    }
+
+    fn remove_limit(&self, id: LimitId) {
+        self.0.limits.remove(id);
+    }
+
+    /// At most [`CHECKS_MAX`](tollgate_core::policy::CHECKS_MAX) checks and [`WORK_MAX`](tollgate_core::policy::WORK_MAX) of their work.
+    /// Where all limits are in one place (one server, or one slot of a cluster) they are decided in one step; else in one step for each
+    /// slot, and what was taken before a denial is given back. So is what was taken for a caller that has left.
+    async fn decide(&self, checks: &[Check<'_>]) -> Result<Verdicts, StoreError> {
+        if let [check] = checks {
+            let limit = self.0.stored(check.limit)?;
+            let line = limit.line(check.key);
+            let decision = self.0.ask(&limit, line, Question::Take(check.ask)).await?;
+            return Ok(Verdicts::from_iter([Some(Verdict::exact(decision))]));
+        }
+        let decisions = self.0.decide_together(checks).await?;
+        Ok(decisions.into_iter().map(|decision| decision.map(Verdict::exact)).collect())
+    }
+
+    async fn peek(&self, check: &Check<'_>) -> Result<Verdict, StoreError> {
+        let limit = self.0.stored(check.limit)?;
+        let line = limit.line(check.key);
+        Ok(Verdict::exact(self.0.ask(&limit, line, Question::Peek(check.ask)).await?))
+    }
+
+    async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
+        let limit = self.0.stored(limit)?;
+        self.0.reset(&limit, limit.line(key)).await
+    }
+}
+
+impl Store for RedisEngine {
+    async fn borrow(
+        &self,
+        check: &Check<'_>,
+        wanted: Wanted,
+        deadline: Duration,
+    ) -> Result<(Verdict, Option<Lent>), StoreError> {
+        let limit = self.0.stored(check.limit)?;
+        let line = limit.line(check.key);
+        let (decision, lent) = self.0.borrow(&limit, line, (check.ask, wanted), deadline).await?;
+        Ok((Verdict::exact(decision), lent))
+    }
+
+    async fn give_back(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        lease: &Lease,
+        number: u64,
+        terms: LeaseTerms,
+    ) -> Result<Option<u64>, StoreError> {
+        let limit = self.0.stored(limit)?;
+        self.0.give_back(&limit, limit.line(key), (lease, number, terms)).await
+    }
+
+    async fn charge(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        deadline: Duration,
+    ) -> Result<(), StoreError> {
+        let limit = self.0.stored(limit)?;
+        self.0.change(&limit, limit.line(key), Change::Charge { permits }, deadline).await.map(drop)
+    }
+
+    fn deadlines(&self, limit: LimitId) -> Deadlines {
+        let own = |it: Arc<StoredLimit>| Deadlines { wait: it.deadline, call: it.call_deadline };
+        let Inner { deadline, .. } = *self.0;
+        self.0.limits.get(limit).map_or(Deadlines { wait: deadline, call: deadline }, own)
+    }
+
+    fn late(&self, _: &Check<'_>, waited: Duration) -> Result<Verdict, StoreError> {
+        Err(self.0.late(waited))
+    }
+
+    fn nodes(&self) -> Option<u32> {
+        RedisEngine::nodes(self)
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        RedisEngine::health(self)
+    }
+
+    fn is_available(&self, limit: LimitId, key: HashedKey<'_>) -> bool {
+        let Ok(limit) = self.0.stored(limit) else { return false };
+        self.0.routes.is_available(self.0.routes.slot(&limit.line(key).key))
+    }
+
+    fn last_heartbeat(&self) -> Option<Instant> {
+        if self.servers().len() == 1 { self.0.presence.last_said() } else { None }
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.0.own_clock
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.0.tasks
+    }
+}
+
+/// A limit that is removed with the last limiter for it.
+struct Added {
+    engine: RedisEngine,
+    id: LimitId,
+}
+
+impl Drop for Added {
+    fn drop(&mut self) {
+        self.engine.remove_limit(self.id);
+    }
+}
+
+/// A limit over keys in the store, without what answers in the place of a store that does not. Cheap to clone.
+#[derive(Clone)]
+pub struct RedisLimiter {
+    inner: Arc<Inner>,
+    stored: Arc<StoredLimit>,
+    _added: Arc<Added>,
+}
+
+impl RedisLimiter {
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.stored.limit
+    }
+
+    /// The id by which checks name the limit.
+    pub fn id(&self) -> LimitId {
+        self.stored.id
+    }
+
+    fn line(&self, key: &str) -> LineKey {
+        self.stored.line(HashedKey::new(key))
+    }
+
+    /// Takes `permits`, now or not at all.
+    pub async fn try_acquire(&self, key: &str, permits: u64) -> Result<Decision, StoreError> {
+        self.acquire(key, Ask::of(permits)).await
+    }
+
+    /// Takes permits, perhaps after a delay that the caller accepts.
+    pub async fn acquire(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
+        self.inner.ask(&self.stored, self.line(key), Question::Take(ask)).await
+    }
+
+    /// The answer that [`RedisLimiter::acquire`] would give, without taking anything.
+    pub async fn peek(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
+        self.inner.ask(&self.stored, self.line(key), Question::Peek(ask)).await
+    }
+
+    /// Where a key stands.
+    pub async fn standing(&self, key: &str) -> Result<Standing, StoreError> {
+        Ok(self.peek(key, Ask::of(0)).await?.standing())
+    }
+
+    /// Whole permits left. Takes nothing and creates nothing.
+    pub async fn remaining(&self, key: &str) -> Result<u64, StoreError> {
+        Ok(self.standing(key).await?.remaining)
+    }
+
+    /// Resets a key.
+    pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
+        self.inner.reset(&self.stored, self.line(key)).await
+    }
+
+    /// Gives back `permits` of a grant that was to start at `at` (its decision's time and delay), as far as they are
+    /// still owed.
+    pub async fn refund(&self, key: &str, permits: u64, at: Timestamp) -> Result<(), StoreError> {
+        self.inner.refund(&self.stored, self.line(key), permits, at).await
+    }
+
+    /// Takes `permits` without asking, into bounded debt: for costs that are known only afterwards.
+    pub async fn charge(&self, key: &str, permits: u64) -> Result<(), StoreError> {
+        let deadline = self.stored.deadline;
+        self.inner.change(&self.stored, self.line(key), Change::Charge { permits }, deadline).await.map(drop)
+    }
+
+    /// As [`RedisLimiter::acquire`], and borrows permits with the same call.
+    pub async fn borrow(
+        &self,
+        key: &str,
+        ask: Ask,
+        wanted: Wanted,
+    ) -> Result<(Decision, Option<Lent>), StoreError> {
+        self.inner.borrow(&self.stored, self.line(key), (ask, wanted), self.stored.call_deadline).await
+    }
+
+    /// Gives back what is left of a lease, as the return that follows `number` others. If there were more, they are told, and
+    /// nothing is given back.
+    pub async fn give_back(
+        &self,
+        key: &str,
+        lease: &Lease,
+        number: u64,
+        terms: LeaseTerms,
+    ) -> Result<Option<u64>, StoreError> {
+        self.inner.give_back(&self.stored, self.line(key), (lease, number, terms)).await
+    }
+}
+
+impl RateLimiter for RedisLimiter {
+    type Error = StoreError;
+
+    async fn acquire(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
+        RedisLimiter::acquire(self, key, ask).await
+    }
+
+    async fn standing(&self, key: &str) -> Result<Standing, StoreError> {
+        RedisLimiter::standing(self, key).await
+    }
+
+    async fn reset(&self, key: &str) -> Result<(), StoreError> {
+        RedisLimiter::reset(self, key).await
+    }
+}
