@@ -86,8 +86,9 @@ pub trait Store: Backend {
     /// How long callers wait for a limit, and how long calls for it may take.
     fn deadlines(&self, limit: LimitId) -> Deadlines;
 
-    /// The answer to a check whose caller has waited for as long as it may, although the call goes on.
-    fn late(&self, check: &Check<'_>, waited: Duration) -> Result<Verdict, Self::Error>;
+    /// The answer to a request that the store does not decide in time, `wait` being how long its caller would wait. Calls for it may go
+    /// on.
+    fn late(&self, checks: &[Check<'_>], wait: Duration) -> Result<Verdicts, Self::Error>;
 
     /// How many nodes share the store, as it last said.
     fn nodes(&self) -> Option<u32>;

@@ -286,7 +286,7 @@ impl Holding {
         }
         // Twice as long as the state takes to answer, where it is far away.
         let near = LEAD_MAX.min(Micros::new(terms.life().get() / 4));
-        let lead = near.max(Micros::new((self.trip.get() * 2).min(terms.life().get() / 2)));
+        let lead = near.max(Micros::new((self.trip.get() * 2).min(terms.life().get() / 4 * 3)));
         if self.left(now.after(lead)) > self.demand.expected(now, lead) {
             return 0;
         }
@@ -303,9 +303,11 @@ impl Holding {
             return 0;
         }
         // Spent in half the time that it was meant for: demand is ahead of what is known of it.
-        let was_small = self.granted > 0 && now.since(self.granted_at).get() < half.get() / 2;
+        let left = self.left(now);
+        let was_small =
+            self.granted > 0 && left <= self.granted / 4 && now.since(self.granted_at).get() < half.get() / 2;
         let grown = if was_small { self.granted.saturating_mul(2) } else { 0 };
-        expected.max(grown).min(terms.ceiling().saturating_sub(self.left(now)))
+        expected.max(grown).min(terms.ceiling().saturating_sub(left))
     }
 
     fn pace(terms: &LeaseTerms) -> Micros {

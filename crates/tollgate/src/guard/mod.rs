@@ -295,11 +295,9 @@ impl<S: Store<Error = StoreError>> Store for Guard<S> {
         self.store().deadlines(limit)
     }
 
-    fn late(&self, check: &Check<'_>, waited: Duration) -> Result<Verdict, Infallible> {
-        Ok(match self.store().late(check, waited) {
-            Ok(verdict) => verdict,
-            Err(why) => self.0.shared.decide_one_without_store(check, &why),
-        })
+    fn late(&self, checks: &[Check<'_>], wait: Duration) -> Result<Verdicts, Infallible> {
+        let answer = self.store().late(checks, wait);
+        Ok(answer.unwrap_or_else(|why| self.0.shared.decide_without_store(checks, &why)))
     }
 
     fn nodes(&self) -> Option<u32> {

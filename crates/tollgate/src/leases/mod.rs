@@ -6,7 +6,7 @@
 mod local;
 mod table;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -104,6 +104,8 @@ struct Leased<B: Store> {
     closed: Arc<AtomicBool>,
     /// Calls under way that borrow.
     borrowing: AtomicUsize,
+    /// How long the store takes to lend, in microseconds: slower answers count at once, faster ones by and by.
+    trip_us: AtomicU64,
 }
 
 impl<B: Store> Lease<B> {
@@ -146,6 +148,14 @@ impl<B: Store> Lease<B> {
         check: &Check<'_>,
         ahead: u64,
     ) -> Result<Verdicts, B::Error> {
+        let Deadlines { wait, call: at_most } = leased.deadlines;
+        let late = || self.0.backend.late(std::slice::from_ref(check), wait);
+        if leased.is_far() {
+            if ahead > 0 {
+                leased.fetch(check.key, ahead);
+            }
+            return late();
+        }
         if ahead == 0 {
             let sent = leased.now();
             let verdicts = self.0.backend.decide(std::slice::from_ref(check)).await?;
@@ -157,13 +167,12 @@ impl<B: Store> Lease<B> {
         // A caller who leaves has started something that others count on.
         let call = Borrowing::begin(leased, check.key).borrow(check.ask, ahead);
         let call = Leading::new(call, self.0.backend.tasks().clone());
-        let Deadlines { wait, call: at_most } = leased.deadlines;
         let verdict = if at_most <= wait {
             call.await?
         } else {
             match within(Instant::now() + wait, call).await {
                 Ok(verdict) => verdict?,
-                Err(_) => self.0.backend.late(check, wait)?,
+                Err(_) => return late(),
             }
         };
         Ok(Verdicts::from_iter([Some(verdict)]))
@@ -173,7 +182,11 @@ impl<B: Store> Lease<B> {
     async fn decide_rest(&self, part: Part<'_, B>) -> Result<Verdicts, B::Error> {
         let Part { mut verdicts, spent, rest, asked, numbers } = part;
         let sent = self.0.backend.clock().exact_now();
-        let decided = self.0.backend.decide(&rest).await?;
+        let far = asked.iter().find(|(_, it)| it.is_far());
+        let decided = match far {
+            Some((_, it)) => self.0.backend.late(&rest, it.deadlines.wait)?,
+            None => self.0.backend.decide(&rest).await?,
+        };
         let mut all = true;
         for ((number, check), verdict) in numbers.into_iter().zip(&rest).zip(decided) {
             all &= !check.enforced || verdict.is_some_and(|verdict| verdict.is_admitted());
@@ -211,6 +224,7 @@ impl<B: Store> Backend for Lease<B> {
                 deadlines: inner.backend.deadlines(id),
                 closed: Arc::clone(&inner.closed),
                 borrowing: AtomicUsize::new(0),
+                trip_us: AtomicU64::new(0),
             };
             inner.limits.insert(id, leased);
             if !inner.is_swept.swap(true, Ordering::SeqCst) {
@@ -277,6 +291,16 @@ impl<B: Store> Leased<B> {
             return None;
         }
         self.terms.parts(self.nodes())
+    }
+
+    /// Whether the store takes longer to answer than a caller waits: then it is asked for leases only.
+    fn is_far(&self) -> bool {
+        u128::from(self.trip_us.load(Ordering::Relaxed)) > self.deadlines.wait.as_micros()
+    }
+
+    fn note_trip(&self, trip: Micros) {
+        let known = self.trip_us.load(Ordering::Relaxed);
+        self.trip_us.store(trip.get().max(known - known / 8), Ordering::Relaxed);
     }
 
     fn nodes(&self) -> u64 {
@@ -415,6 +439,7 @@ impl<B: Store> Borrowing<B> {
             };
             let (grant, sent) = (lent.map(|lent| lent.grant), lent.map_or(now, |lent| lent.sent));
             let permits = grant.map_or(0, |grant| grant.permits);
+            leased.note_trip(now.since(sent));
             stats.granted += permits;
             stats.expired += cell.holding.answered(now, sent, ahead, grant, denied, &leased.terms);
             cell.hear(decision, permits, now);

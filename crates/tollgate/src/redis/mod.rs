@@ -476,8 +476,8 @@ impl Store for RedisEngine {
         self.0.limits.get(limit).map_or(Deadlines { wait: deadline, call: deadline }, own)
     }
 
-    fn late(&self, _: &Check<'_>, waited: Duration) -> Result<Verdict, StoreError> {
-        Err(self.0.late(waited))
+    fn late(&self, _: &[Check<'_>], wait: Duration) -> Result<Verdicts, StoreError> {
+        Err(self.0.late(wait))
     }
 
     fn nodes(&self) -> Option<u32> {
