@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 use tollgate_core::{Outcome, Timestamp};
 
@@ -15,9 +15,12 @@ use super::lines::{Batch, Done, LineKey, Remembered, Step, Waiter};
 use super::node::Bearings;
 use super::replay::{Memory, SetsTold, Told, out_of_turn, replay, replay_sets};
 use super::routes::Reply;
-use super::script::{self, Change, Doubt, Question};
+use super::script::{self, Change, Doubt, Question, wanted};
 use super::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
 use crate::backend::Lent;
+
+/// What became of the steps of a call, in their order: most calls have one.
+type Answers = SmallVec<[Done; 1]>;
 
 /// A line whose turn it is: calls, one after another, until nobody waits.
 pub(super) struct Call {
@@ -55,7 +58,7 @@ impl Call {
     }
 
     /// After a caller's own call: who has come meanwhile is left to the driver.
-    fn end(mut self, told: Option<Remembered>) {
+    fn end(mut self, told: Option<Box<Remembered>>) {
         match self.next(told) {
             Batch::Nobody => {}
             batch @ (Batch::Steps(_) | Batch::Sets(_)) => {
@@ -96,7 +99,7 @@ impl Call {
         sets
     }
 
-    async fn answer(&self, waiters: Vec<Waiter>) -> Option<Remembered> {
+    async fn answer(&self, waiters: Vec<Waiter>) -> Option<Box<Remembered>> {
         let steps: Vec<_> = waiters.iter().map(|waiter| waiter.step.clone()).collect();
         let (answers, told) = self.make(&steps, Instant::now() + self.limit.call_deadline).await;
         match answers {
@@ -116,7 +119,7 @@ impl Call {
         told
     }
 
-    async fn answer_sets(&self, batch: SetBatch) -> Option<Remembered> {
+    async fn answer_sets(&self, batch: SetBatch) -> Option<Box<Remembered>> {
         let (inner, line) = (&self.turn.inner, &self.turn.line);
         let call = SetCall::of(&batch, line);
         let others = call.others(line);
@@ -149,7 +152,7 @@ impl Call {
     }
 
     /// After a call: answers those whose denial is known now, and says who goes in the next call.
-    fn next(&mut self, told: Option<Remembered>) -> Batch {
+    fn next(&mut self, told: Option<Box<Remembered>>) -> Batch {
         let inner = &self.turn.inner;
         let next = inner.lines.next(&self.turn.line, &self.limit.limit, told, Instant::now());
         self.turn.is_over = matches!(next.batch, Batch::Nobody);
@@ -170,7 +173,7 @@ impl Call {
         &self,
         steps: &[Step],
         deadline: Instant,
-    ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
+    ) -> (Result<Answers, StoreError>, Option<Box<Remembered>>) {
         let key = &*self.turn.line.key;
         let slot = self.turn.inner.routes.slot(key);
         let (limit, logs) = (&*self.limit, self.turn.inner.logs);
@@ -178,12 +181,15 @@ impl Call {
             [Step::Reset] => {
                 self.turn
                     .inner
-                    .call(key, slot, self.turn.line.hash.low, deadline, |_| script::forget(key))
+                    .call(key, slot, (self.turn.line.hash.low, false), deadline, |_| script::forget(key))
                     .await
             }
             [Step::Change(it)] => {
                 let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, to), to);
-                self.turn.inner.call(key, slot, self.turn.line.hash.low, deadline, say).await
+                self.turn
+                    .inner
+                    .call(key, slot, (self.turn.line.hash.low, limit.needs_time()), deadline, say)
+                    .await
             }
             _ => return self.ask(steps, slot, deadline).await,
         };
@@ -192,7 +198,7 @@ impl Call {
             [Step::Change(Change::Return { .. })] => out_of_turn(reply.value),
             _ => Ok(None),
         });
-        (done.map(|number| vec![number.map_or(Done::Changed, Done::OutOfTurn)]), None)
+        (done.map(|number| smallvec![number.map_or(Done::Changed, Done::OutOfTurn)]), None)
     }
 
     async fn ask(
@@ -200,9 +206,9 @@ impl Call {
         steps: &[Step],
         slot: u16,
         deadline: Instant,
-    ) -> (Result<Vec<Done>, StoreError>, Option<Remembered>) {
+    ) -> (Result<Answers, StoreError>, Option<Box<Remembered>>) {
         let (key, limit, logs) = (&*self.turn.line.key, &*self.limit, self.turn.inner.logs);
-        let questions: Vec<_> = steps
+        let questions: SmallVec<[Question; 1]> = steps
             .iter()
             .filter_map(|step| match step {
                 Step::Ask(question) => Some(question.clone()),
@@ -210,7 +216,7 @@ impl Call {
             })
             .collect();
         // Leases end so long after this, on a clock that goes on while the machine is suspended.
-        let asked = self.turn.inner.own_clock.exact_now();
+        let asked = wanted(&questions).map(|_| self.turn.inner.own_clock.exact_now());
         // That of the server that has answered: each one that is tried has its own.
         let doubt = Mutex::new(None);
         let say = |to: Bearings| {
@@ -218,7 +224,11 @@ impl Call {
             *doubt.lock() = doubted;
             script::ask(limit, logs, key, &questions, doubted, to)
         };
-        let called = self.turn.inner.call(key, slot, self.turn.line.hash.low, deadline, say).await;
+        let called = self
+            .turn
+            .inner
+            .call(key, slot, (self.turn.line.hash.low, limit.needs_time()), deadline, say)
+            .await;
         let Reply { value, sent, received } = match called {
             Ok(reply) => reply,
             Err(why) => return (Err(why), None),
@@ -229,10 +239,11 @@ impl Call {
                 let last_take = questions.iter().rposition(|question| question.takes());
                 let denied = last_take
                     .is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
-                let told = denied.then_some(Remembered { memory, verdict: None, at: now, sent, received });
+                let told =
+                    denied.then(|| Box::new(Remembered { memory, verdict: None, at: now, sent, received }));
                 let answers = questions.iter().zip(decisions).map(|(question, decision)| {
-                    let lent = grant.filter(|_| matches!(question, Question::Borrow(..)));
-                    Done::Answered(decision, lent.map(|grant| Box::new(Lent { grant, sent: asked })))
+                    let lent = grant.zip(asked).filter(|_| matches!(question, Question::Borrow(..)));
+                    Done::Answered(decision, lent.map(|(grant, sent)| Box::new(Lent { grant, sent })))
                 });
                 (Ok(answers.collect()), told)
             }
@@ -287,7 +298,7 @@ pub(super) struct SetsAsked {
 
 impl SetsAsked {
     /// What is to be remembered of a key, if it denied the last set.
-    fn remembered(&self, call: &SetCall<'_>, is_key: impl Fn(&Member) -> bool) -> Option<Remembered> {
+    fn remembered(&self, call: &SetCall<'_>, is_key: impl Fn(&Member) -> bool) -> Option<Box<Remembered>> {
         self.remembered_of(call, call.groups.len().checked_sub(1)?, is_key)
     }
 
@@ -297,17 +308,19 @@ impl SetsAsked {
         call: &SetCall<'_>,
         group: usize,
         is_key: impl Fn(&Member) -> bool,
-    ) -> Option<Remembered> {
+    ) -> Option<Box<Remembered>> {
         let last: usize = call.groups.get(..=group)?.iter().map(|group| group.count).sum();
         let (group, answer) = (&call.groups[group], self.answers.get(last.checked_sub(1)?)?);
         let number = group.set.members.iter().position(is_key)?;
         let is_denied = matches!(answer.decisions[number]?.outcome, Outcome::Denied { .. });
-        (is_denied && group.set.members[number].enforced).then(|| Remembered {
-            memory: self.memories[group.states[number]].clone(),
-            verdict: Some((Arc::clone(group.set), answer.clone())),
-            at: self.now,
-            sent: self.sent,
-            received: self.received,
+        (is_denied && group.set.members[number].enforced).then(|| {
+            Box::new(Remembered {
+                memory: self.memories[group.states[number]].clone(),
+                verdict: Some((Arc::clone(group.set), answer.clone())),
+                at: self.now,
+                sent: self.sent,
+                received: self.received,
+            })
         })
     }
 }
@@ -327,9 +340,10 @@ impl Inner {
             *doubts.lock() = doubted;
             command
         };
-        let Reply { value, sent, received } = self
-            .call(key, self.routes.slot(key), first.map_or(0, |line| line.hash.low), deadline, say)
-            .await?;
+        let needs_time = call.states.iter().any(|member| member.limit.needs_time());
+        let hash = first.map_or(0, |line| line.hash.low);
+        let Reply { value, sent, received } =
+            self.call(key, self.routes.slot(key), (hash, needs_time), deadline, say).await?;
         let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
         self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
         let SetsTold { answers, memories, now } =

@@ -55,8 +55,8 @@ impl Fuse {
     }
 
     /// Lets a call through, or says why not.
-    pub(super) fn permit(self: &Arc<Self>) -> Result<Crossing, StoreError> {
-        let now = self.now();
+    pub(super) fn permit(self: &Arc<Self>, now: Instant) -> Result<Crossing, StoreError> {
+        let now = self.at(now);
         let mut inner = self.inner.lock();
         match inner.breaker.permit(now) {
             Some(pass) => Ok(Crossing { fuse: Arc::clone(self), pass, settled: false }),
@@ -87,7 +87,7 @@ impl Fuse {
     /// The server has done what it is for, asked by nobody who waits.
     pub(super) fn told(self: &Arc<Self>) {
         if self.state() != BreakerState::Closed
-            && let Ok(crossing) = self.permit()
+            && let Ok(crossing) = self.permit(Instant::now())
         {
             crossing.succeeded();
         }
@@ -117,16 +117,19 @@ impl Fuse {
     }
 
     fn now(&self) -> Timestamp {
-        Timestamp::from_micros(self.zero.elapsed().as_micros() as u64)
+        self.at(Instant::now())
     }
 
-    fn settle(&self, pass: Pass, outcome: CallOutcome, why: Option<&StoreError>) {
+    fn at(&self, now: Instant) -> Timestamp {
+        Timestamp::from_micros(now.saturating_duration_since(self.zero).as_micros() as u64)
+    }
+
+    fn settle(&self, pass: Pass, outcome: CallOutcome, why: Option<&StoreError>, now: Timestamp) {
         let mut jitter = [0];
         if why.is_some() {
             // Without randomness the wait is the plain one.
             let _ = getrandom::fill(&mut jitter);
         }
-        let now = self.now();
         let mut inner = self.inner.lock();
         let was = inner.breaker.state();
         let changed = inner.breaker.settle(pass, outcome, now, jitter[0]);
@@ -154,8 +157,14 @@ impl Fuse {
 
 impl Crossing {
     /// The server did what it is for, or said who does.
-    pub(super) fn succeeded(mut self) {
-        self.settle(CallOutcome::Succeeded, None);
+    pub(super) fn succeeded(self) {
+        self.succeeded_at(Instant::now());
+    }
+
+    /// The same, at an instant that was just read.
+    pub(super) fn succeeded_at(mut self, now: Instant) {
+        self.settled = true;
+        self.fuse.settle(self.pass, CallOutcome::Succeeded, None, self.fuse.at(now));
     }
 
     /// It did not.
@@ -167,7 +176,7 @@ impl Crossing {
 
     fn settle(&mut self, outcome: CallOutcome, why: Option<&StoreError>) {
         self.settled = true;
-        self.fuse.settle(self.pass, outcome, why);
+        self.fuse.settle(self.pass, outcome, why, self.fuse.now());
     }
 }
 
@@ -184,7 +193,7 @@ mod tests {
     use super::*;
 
     fn call(fuse: &Arc<Fuse>, failure: Option<&StoreError>) -> bool {
-        let Ok(crossing) = fuse.permit() else { return false };
+        let Ok(crossing) = fuse.permit(Instant::now()) else { return false };
         match failure {
             Some(why) => crossing.failed(why),
             None => crossing.succeeded(),

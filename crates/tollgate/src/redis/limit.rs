@@ -53,6 +53,11 @@ impl StoredLimit {
         }
     }
 
+    /// Whether its calls must say about what the server's clock shows: the periods of a calendar around that are sent along.
+    pub(super) const fn needs_time(&self) -> bool {
+        matches!(self.limit, Limit::CalendarQuota(_))
+    }
+
     /// Identifies the state of a key, among those of all limits.
     pub(super) const fn state(&self, key: HashedKey<'_>) -> Hash {
         key.hash().within(self.scope)

@@ -217,7 +217,8 @@ struct Line {
     sets: VecDeque<SetWaiter>,
     /// Whether the last call was for sets: then it is the turn of the others.
     sets_went: bool,
-    remembered: Option<Remembered>,
+    /// Boxed: most keys have nothing to remember.
+    remembered: Option<Box<Remembered>>,
     /// When that is forgotten.
     end: Option<Instant>,
 }
@@ -311,7 +312,7 @@ impl Lines {
     }
 
     /// Remembers what a call told of a key whose line it did not hold, unless the key may have been changed since `changes` was read.
-    pub(super) fn remember(&self, member: &Member, told: Remembered, changes: u64, now: Instant) {
+    pub(super) fn remember(&self, member: &Member, told: Box<Remembered>, changes: u64, now: Instant) {
         let mut shard = self.shard(&member.line).lock();
         let shard = &mut *shard;
         let (key, end) = (member.line.clone(), now + self.remembering.longest);
@@ -361,7 +362,13 @@ impl Lines {
 
     /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the line is free.
     /// Those at the head of the line whose denial is known now need no call.
-    pub(super) fn next(&self, key: &LineKey, limit: &Limit, told: Option<Remembered>, now: Instant) -> Next {
+    pub(super) fn next(
+        &self,
+        key: &LineKey,
+        limit: &Limit,
+        told: Option<Box<Remembered>>,
+        now: Instant,
+    ) -> Next {
         let mut shard = self.shard(key).lock();
         let shard = &mut *shard;
         let Some(line) = shard.lines.get_mut(key) else { return Next::default() };
@@ -609,7 +616,7 @@ mod tests {
         }
 
         /// One call: the answers, and what is remembered of it. Now and then the answers come too late for everybody.
-        fn call(&self, steps: &[Step], now: Instant) -> (Option<Vec<Decision>>, Option<Remembered>) {
+        fn call(&self, steps: &[Step], now: Instant) -> (Option<Vec<Decision>>, Option<Box<Remembered>>) {
             assert_eq!(self.in_flight.fetch_add(1, Ordering::SeqCst), 0, "one call in flight");
             thread::yield_now();
             let mut state = self.state.lock().unwrap();
@@ -632,8 +639,8 @@ mod tests {
                 return (None, None);
             }
             let denied = decisions.last().is_some_and(|decision| !decision.is_admitted());
-            let told =
-                denied.then_some(Remembered { memory, verdict: None, at: NOW, sent: now, received: now });
+            let told = denied
+                .then(|| Box::new(Remembered { memory, verdict: None, at: NOW, sent: now, received: now }));
             (Some(decisions), told)
         }
 

@@ -3,6 +3,7 @@
 //! Every check is decided by one script call, on the server's own clock. Checks of a key that come while a call for it is in
 //! flight go together in the next one, and denials are remembered for a moment; both leave every answer exact.
 
+mod answer;
 mod call;
 mod config;
 mod control;
@@ -253,12 +254,12 @@ impl Inner {
         &self,
         key: &str,
         slot: u16,
-        hash: u64,
+        (hash, needs_time): (u64, bool),
         deadline: Instant,
         command: impl Fn(Bearings) -> Command,
     ) -> Result<Reply, StoreError> {
         let handed_in = self.clock.as_ref().map(Clock::now);
-        let called = self.routes.call(key, slot, hash, deadline, |bearings| {
+        let called = self.routes.call(key, slot, (hash, needs_time), deadline, |bearings| {
             let now = handed_in.or(bearings.now);
             command(Bearings { now, about: now.unwrap_or(bearings.about), ..bearings })
         });

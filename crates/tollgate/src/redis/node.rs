@@ -179,7 +179,7 @@ impl Lane {
 pub(super) struct Bearings {
     /// The time, where a script may not read it.
     pub(super) now: Option<Timestamp>,
-    /// About what its clock shows. A script that reads the clock may find another time there.
+    /// About what its clock shows, if that was asked for. A script that reads the clock may find another time there.
     pub(super) about: Timestamp,
     /// Since when it writes its own history, if that is known.
     pub(super) takeover: Option<Takeover>,
@@ -243,8 +243,8 @@ impl Node {
 
     /// Lets a call on keys of this hash through the breaker, or says why not. A connection that has failed since the breaker
     /// opened is newer evidence of whether the server can be reached.
-    pub(super) fn permit(&self, hash: u64) -> Result<Crossing, StoreError> {
-        self.fuse.permit().map_err(|mut refusal| {
+    pub(super) fn permit(&self, hash: u64, now: Instant) -> Result<Crossing, StoreError> {
+        self.fuse.permit(now).map_err(|mut refusal| {
             if let (StoreError::BreakerOpen { reachable, .. }, LaneState::Closed(why)) =
                 (&mut refusal, &*self.lanes[self.lane_of(hash)].state.read())
             {
@@ -252,6 +252,17 @@ impl Node {
             }
             refusal
         })
+    }
+
+    /// A connection for keys of this hash, if there is one.
+    pub(super) fn try_borrow(&self, hash: u64) -> Option<Borrowed> {
+        let lane = self.lane_of(hash);
+        match &*self.lanes[lane].state.read() {
+            LaneState::Open { connection, number } => {
+                Some(Borrowed { connection: connection.clone(), lane, number: *number })
+            }
+            LaneState::Opening | LaneState::Closed(_) => None,
+        }
     }
 
     /// A connection for keys of this hash, as soon as there is one.
@@ -380,11 +391,12 @@ impl Node {
         Err(why.unwrap_or_else(|| self.opening()))
     }
 
-    /// What a command must know of the server.
-    pub(super) fn bearings(&self) -> Bearings {
-        let estimated = self.estimated_now();
+    /// What a command must know of the server; what its clock shows only if that is needed.
+    pub(super) fn bearings(&self, needs_time: bool) -> Bearings {
+        let is_estimated = self.is_clock_estimated.load(Ordering::Relaxed);
+        let estimated = if needs_time || is_estimated { self.estimated_now() } else { None };
         Bearings {
-            now: estimated.filter(|_| self.is_clock_estimated.load(Ordering::Relaxed)),
+            now: estimated.filter(|_| is_estimated),
             // A server whose clock was never read says what it shows if this is wrong.
             about: estimated.unwrap_or_default(),
             takeover: *self.takeover.lock(),

@@ -3,6 +3,8 @@
 //! A script decides and writes; it answers with the state as it was. Whoever has that state and the time knows the answer to
 //! every question of the call, by the same arithmetic in Rust: the questions are played through it here.
 
+use std::borrow::Cow;
+
 use redis::Value;
 use smallvec::SmallVec;
 use tollgate_core::algorithm::{
@@ -13,6 +15,7 @@ use tollgate_core::{
     Timestamp, TokenBucket,
 };
 
+use super::answer::Answer;
 use super::error::StoreError;
 use super::limit::StoredLimit;
 use super::script::{Doubt, Question, is_sent, wanted};
@@ -22,7 +25,7 @@ use crate::backend::Wanted;
 /// What a call told.
 pub(super) struct Told {
     /// One for each question, in order.
-    pub(super) decisions: Vec<Decision>,
+    pub(super) decisions: SmallVec<[Decision; 1]>,
     /// What was lent to the one that borrows.
     pub(super) grant: Option<Grant>,
     /// What can be known of later denials.
@@ -50,7 +53,7 @@ pub(super) fn replay(
     answer: Value,
 ) -> Result<Told, StoreError> {
     let limit = &stored.limit;
-    let mut answer = Answer::new(answer)?;
+    let mut answer = Answer::new(&answer)?;
     let (admitted, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
     let (told, taken) = match limit {
         Limit::SlidingLog(_) => replay_log(limit, questions, &mut answer, now)?,
@@ -61,7 +64,7 @@ pub(super) fn replay(
         | Limit::SlidingCounter(_)
         | Limit::CalendarQuota(_) => {
             let mut state = believed_state(stored, &mut answer, now, doubt)?;
-            let mut decisions = Vec::with_capacity(questions.len());
+            let mut decisions = SmallVec::with_capacity(questions.len());
             let mut taken = 0;
             for question in questions {
                 let ask = question.ask();
@@ -107,12 +110,12 @@ pub(super) fn replay_sets(
     doubts: &[Option<Doubt>],
     answer: Value,
 ) -> Result<SetsTold, StoreError> {
-    let mut answer = Answer::new(answer)?;
-    let mut taken = Answer::new(answer.0.next().unwrap_or(Value::Nil))?;
+    let mut answer = Answer::new(&answer)?;
+    let mut taken = answer.list()?;
     let mut now = Timestamp::default();
     let mut states = Vec::with_capacity(call.states.len());
     for (member, doubt) in call.states.iter().zip(doubts) {
-        let mut answer = Answer::new(answer.0.next().unwrap_or(Value::Nil))?;
+        let mut answer = answer.list()?;
         (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
         states.push(Played::new(&member.limit, *doubt, answer, now)?);
     }
@@ -163,13 +166,13 @@ fn play_set(
 /// A state that sets are played through.
 enum Played<'a> {
     State { limit: &'a Limit, state: State },
-    Log { limit: &'a Limit, log: LogPlayed },
+    Log { limit: &'a Limit, log: LogPlayed<'a> },
 }
 
-struct LogPlayed {
+struct LogPlayed<'a> {
     view: LogView,
     starts: Starts,
-    answer: Answer,
+    answer: Answer<'a>,
     /// The start of the next ask, if it has been looked at and not been taken.
     ahead: Option<i64>,
     memory: Memory,
@@ -179,7 +182,7 @@ impl<'a> Played<'a> {
     fn new(
         stored: &'a StoredLimit,
         doubt: Option<Doubt>,
-        mut answer: Answer,
+        mut answer: Answer<'a>,
         now: Timestamp,
     ) -> Result<Self, StoreError> {
         let limit = &stored.limit;
@@ -244,7 +247,7 @@ fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) 
 /// The state that stored fields stand for, as far as they are believed, under the limit that asks.
 fn believed_state(
     asking: &StoredLimit,
-    answer: &mut Answer,
+    answer: &mut Answer<'_>,
     now: Timestamp,
     doubt: Option<Doubt>,
 ) -> Result<State, StoreError> {
@@ -295,13 +298,13 @@ impl Stored {
 }
 
 /// The state that stored fields stand for, by the same bounds as in the scripts.
-fn stored_state(asking: &StoredLimit, answer: &mut Answer) -> Result<Stored, StoreError> {
+fn stored_state(asking: &StoredLimit, answer: &mut Answer<'_>) -> Result<Stored, StoreError> {
     let limit = &asking.limit;
     match limit {
         Limit::TokenBucket(_) | Limit::IntervalBucket(_) | Limit::LeakyBucket(_) => {
             let (amount, frac, dated) = (answer.number()?, answer.number_or(0)?, answer.number()?);
             let (leases, text) = (answer.text(), answer.text());
-            let (under, over) = Stored::under(asking, text.as_deref())?;
+            let (under, over) = Stored::under(asking, text)?;
             let state = match under {
                 Limit::IntervalBucket(it) => {
                     let capacity = it.capacity() as i64;
@@ -331,7 +334,7 @@ fn stored_state(asking: &StoredLimit, answer: &mut Answer) -> Result<Stored, Sto
         }
         Limit::FixedWindow(_) => {
             let (window, count, text) = (answer.number()?, answer.number()?, answer.text());
-            let (under, over) = Stored::under(asking, text.as_deref())?;
+            let (under, over) = Stored::under(asking, text)?;
             let window = window.div_euclid(under.horizon().get() as i64);
             let count = count.min(3 * under.size() as i64).max(0);
             Ok(Stored::new(under, State::Window(WindowState { window, count }), over))
@@ -372,7 +375,7 @@ fn bucket_state(it: &TokenBucket, water: bool, amount: i64, frac: i64, dated: i6
 
 /// Which return it would have to be, if something was given back out of turn.
 pub(super) fn out_of_turn(answer: Value) -> Result<Option<u64>, StoreError> {
-    let mut answer = Answer::new(answer)?;
+    let mut answer = Answer::new(&answer)?;
     let (done, _now) = (answer.number()?, answer.number()?);
     if done >= 0 { Ok(None) } else { Ok(Some(answer.number()?.max(0) as u64)) }
 }
@@ -392,7 +395,7 @@ const COUNT_MAX: i64 = 3 << 51;
 fn counter_state(
     asking: &StoredLimit,
     own: &SlidingCounter,
-    answer: &mut Answer,
+    answer: &mut Answer<'_>,
 ) -> Result<Stored, StoreError> {
     let (mut seen, mut tail, mut sub, mut text) = (None, None, None, None);
     let mut counts = Vec::new();
@@ -402,7 +405,7 @@ fn counter_state(
             continue;
         }
         let value = answer.number();
-        match name.as_str() {
+        match name {
             "seen" => seen = Some(value?),
             "tail" => tail = Some(value?),
             "sub" => sub = Some(value?),
@@ -419,8 +422,11 @@ fn counter_state(
     };
     // Before there was the field, the length of the sub-buckets was all that was known.
     let parts = i64::from(own.sub_buckets());
-    let text = text.unwrap_or_else(|| format!("{}/{}/{parts}", own.limit(), sub.saturating_mul(parts)));
-    let (under, over) = Stored::under(asking, Some(&text))?;
+    let text = text.map_or_else(
+        || Cow::Owned(format!("{}/{}/{parts}", own.limit(), sub.saturating_mul(parts))),
+        Cow::Borrowed,
+    );
+    let (under, over) = Stored::under(asking, Some(&*text))?;
     let Limit::SlidingCounter(it) = under else {
         return Err(StoreError::protocol("a counter of another algorithm"));
     };
@@ -453,7 +459,7 @@ struct LogView {
 }
 
 impl LogView {
-    fn read(answer: &mut Answer) -> Result<Self, StoreError> {
+    fn read(answer: &mut Answer<'_>) -> Result<Self, StoreError> {
         let (time, used, oldest, earliest) =
             (answer.number()?, answer.number()?, answer.number()?, answer.number()?);
         Ok(Self { time, used, oldest: (oldest >= 0).then_some(oldest), earliest })
@@ -507,12 +513,12 @@ impl LogView {
 fn replay_log(
     limit: &Limit,
     questions: &[Question],
-    answer: &mut Answer,
+    answer: &mut Answer<'_>,
     now: Timestamp,
 ) -> Result<(Told, i64), StoreError> {
     let mut view = LogView::read(answer)?;
     let mut starts = Starts::default();
-    let mut decisions = Vec::with_capacity(questions.len());
+    let mut decisions = SmallVec::with_capacity(questions.len());
     let (mut memory, mut taken) = (Memory::Nothing, 0);
     for question in questions {
         let (ask, takes) = (question.ask(), question.takes());
@@ -543,7 +549,7 @@ struct Starts {
 }
 
 impl Starts {
-    fn next(&mut self, answer: &mut Answer) -> Result<i64, StoreError> {
+    fn next(&mut self, answer: &mut Answer<'_>) -> Result<i64, StoreError> {
         if self.many == 0 {
             if self.groups == 0 {
                 self.groups = answer.number()?;
@@ -555,50 +561,6 @@ impl Starts {
         }
         self.many -= 1;
         Ok(self.start)
-    }
-}
-
-/// A script's answer, read item by item.
-struct Answer(std::vec::IntoIter<Value>);
-
-impl Answer {
-    fn new(value: Value) -> Result<Self, StoreError> {
-        let Value::Array(items) = value else {
-            return Err(StoreError::protocol(format_args!("a list was expected, not {value:?}")));
-        };
-        Ok(Self(items.into_iter()))
-    }
-
-    /// Whether what is left says that there was no state.
-    fn is_without_state(&self) -> bool {
-        matches!(self.0.as_slice().first(), None | Some(Value::Nil))
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let Value::BulkString(bytes) = self.0.next()? else { return None };
-        String::from_utf8(bytes).ok()
-    }
-
-    fn number(&mut self) -> Result<i64, StoreError> {
-        self.number_or_none()?.ok_or_else(|| StoreError::protocol("a number is missing"))
-    }
-
-    fn number_or(&mut self, absent: i64) -> Result<i64, StoreError> {
-        Ok(self.number_or_none()?.unwrap_or(absent))
-    }
-
-    fn number_or_none(&mut self) -> Result<Option<i64>, StoreError> {
-        match self.0.next() {
-            Some(Value::Int(number)) => Ok(Some(number)),
-            Some(Value::BulkString(bytes)) => {
-                let number = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
-                number.map(Some).ok_or_else(|| {
-                    StoreError::protocol(format_args!("a number was expected, not {}", bytes.escape_ascii()))
-                })
-            }
-            Some(Value::Nil) | None => Ok(None),
-            Some(other) => Err(StoreError::protocol(format_args!("a number was expected, not {other:?}"))),
-        }
     }
 }
 
@@ -746,7 +708,7 @@ mod tests {
                 let context =
                     format!("round {round}, step {step}: {limit:?}, {now}, {doubt:?}, {questions:?}");
                 // The state that the last step has left is the one that this one has found.
-                let found = believed_state(&stored, &mut after_two(answer.clone()), time, None).unwrap();
+                let found = believed_state(&stored, &mut after_two(&answer), time, None).unwrap();
                 if let Some((under, left)) = left {
                     let left = limit.carry_over(&under, left, time);
                     assert_eq!(limit.standing(&left, time), limit.standing(&found, time), "{context}");
@@ -765,7 +727,7 @@ mod tests {
         assert!(distrusted > 1_000 && admitted > 1_000, "{distrusted} distrusted, {admitted} admitted");
     }
 
-    fn after_two(answer: Value) -> Answer {
+    fn after_two(answer: &Value) -> Answer<'_> {
         let mut answer = Answer::new(answer).unwrap();
         answer.number().unwrap();
         answer.number().unwrap();

@@ -1,6 +1,7 @@
 //! Which server decides on a key, and the call to it. One server, a primary that sentinels know, and the primaries of a
 //! cluster differ only in how they are found.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -171,7 +172,7 @@ impl Routes {
         &self,
         key: &str,
         slot: u16,
-        hash: u64,
+        (hash, needs_time): (u64, bool),
         deadline: Instant,
         command: impl Fn(Bearings) -> Command,
     ) -> Result<Reply, StoreError> {
@@ -179,7 +180,11 @@ impl Routes {
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
         // Who waits less long than the store may take has only given up: that says nothing of the server.
         let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.entry.patience;
-        let mut node = self.node(slot, deadline).await?;
+        let mut node = match self.known_node(slot) {
+            Some(node) => node,
+            // What is seldom waited for is boxed here and below: a call is as large as its largest wait.
+            None => Box::pin(self.node(slot, deadline)).await?,
+        };
         let (mut asking, mut redirects, mut reloads, mut corrections) = (false, 0, 0, 0);
         let mut held: Option<Crossing> = None;
         loop {
@@ -187,9 +192,13 @@ impl Routes {
             let crossing = match held.take() {
                 Some(crossing) => crossing,
                 // Where no call goes through, or there is no connection, there may be another owner by now.
-                None => at.permit(hash).inspect_err(|_| self.doubt.notify_one())?,
+                None => at.permit(hash, begun).inspect_err(|_| self.doubt.notify_one())?,
             };
-            let mut borrowed = match at.borrow(hash, deadline).await {
+            let borrowed = match at.try_borrow(hash) {
+                Some(borrowed) => Ok(borrowed),
+                None => Box::pin(at.borrow(hash, deadline)).await,
+            };
+            let mut borrowed = match borrowed {
                 Ok(borrowed) => borrowed,
                 Err(why) => {
                     self.doubt.notify_one();
@@ -199,19 +208,21 @@ impl Routes {
                     return Err(why);
                 }
             };
-            let Command { said, script, .. } = command(at.bearings());
+            let Command { said, script, .. } = command(at.bearings(needs_time));
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
-            let answer = within(deadline, async {
-                if asking {
-                    return send_asking(connection, &said).await;
+            let answer = match asking {
+                true => within(deadline, Box::pin(send_asking(connection, &said))).await,
+                false => {
+                    let answer = pin!(connection.send_packed_command(&said));
+                    within(deadline, answer).await.map(single)
                 }
-                single(connection.send_packed_command(&said).await)
-            });
-            let error = match answer.await {
+            };
+            let error = match answer {
                 Ok(Ok(value)) => {
-                    crossing.succeeded();
-                    return Ok(Reply { value, sent, received: Instant::now() });
+                    let received = Instant::now();
+                    crossing.succeeded_at(received);
+                    return Ok(Reply { value, sent, received });
                 }
                 Ok(Err(error)) => error,
                 Err(_) => {
@@ -229,7 +240,7 @@ impl Routes {
                     reloads += 1;
                     // The script is asked for where it was missing, which may be where a redirect has led.
                     asking = redirects > 0;
-                    let load = at.reload(script, &mut borrowed, sent);
+                    let load = Box::pin(at.reload(script, &mut borrowed, sent));
                     match timeout_at(deadline, load).await {
                         Ok(Ok(())) => {
                             held = Some(crossing);
@@ -288,7 +299,7 @@ impl Routes {
                 (Fault::TryAgain, _) => {
                     asking = redirects > 0;
                     crossing.succeeded();
-                    timeout_at(deadline, sleep(TRY_AGAIN_PAUSE)).await.map_err(|_| late())?;
+                    Box::pin(timeout_at(deadline, sleep(TRY_AGAIN_PAUSE))).await.map_err(|_| late())?;
                     continue;
                 }
                 (Fault::Broken(why), _) => {
@@ -331,7 +342,7 @@ impl Routes {
         let late = |_| StoreError::Timeout(deadline - began);
         let node = self.node(self.slot(key), deadline).await?;
         let mut borrowed = node.borrow(0, deadline).await?;
-        let Command { said, script, writes } = command(node.bearings());
+        let Command { said, script, writes } = command(node.bearings(false));
         let mut is_reloaded = false;
         loop {
             let sent = Instant::now();
@@ -365,6 +376,13 @@ impl Routes {
             };
             return Err(why);
         }
+    }
+
+    /// The node of a slot, if one is known.
+    fn known_node(&self, slot: u16) -> Option<Arc<Node>> {
+        let table = self.table.read();
+        let number = *table.slots.get(usize::from(slot))?;
+        table.nodes.get(usize::from(number)).map(Arc::clone)
     }
 
     /// The node of a slot, as soon as one is known.

@@ -345,9 +345,9 @@ if changed then
   expire(KEYS[1], full_at)
 end
 if not stored[1] then
-  return { admitted, now }
+  return packed({ admitted, now })
 end
 if stored[5] and stored[5] ~= own then
-  return { admitted, now, stored[1], stored[2], stored[3], stored[4], stored[5] }
+  return packed({ admitted, now, stored[1], stored[2], stored[3], stored[4], stored[5] })
 end
-return { admitted, now, stored[1], stored[2], stored[3], stored[4] or nil }
+return packed({ admitted, now, stored[1], stored[2], stored[3], stored[4] or nil })

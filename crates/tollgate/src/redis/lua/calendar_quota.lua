@@ -68,4 +68,4 @@ if changed then
   call('HSET', KEYS[1], 'end', finish, 'count', taken)
   expire(KEYS[1], finish)
 end
-return { admitted, now, stored[1], stored[2] }
+return packed({ admitted, now, stored[1], stored[2] })

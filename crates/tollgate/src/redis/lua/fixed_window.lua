@@ -168,6 +168,6 @@ if changed then
   expire(KEYS[1], max((window + ceil(taken / limit)) * length, over_until))
 end
 if stored[3] and stored[3] ~= own then
-  return { admitted, now, stored[1], stored[2], stored[3] }
+  return packed({ admitted, now, stored[1], stored[2], stored[3] })
 end
-return { admitted, now, stored[1], stored[2] }
+return packed({ admitted, now, stored[1], stored[2] })

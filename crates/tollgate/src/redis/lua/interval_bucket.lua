@@ -209,6 +209,6 @@ if changed then
   expire(KEYS[1], full_at + min(1125899906842624, ceil(over / refill) * period))
 end
 if stored[4] and stored[4] ~= own then
-  return { admitted, now, stored[1], stored[2], stored[3], false, stored[4] }
+  return packed({ admitted, now, stored[1], stored[2], stored[3], false, stored[4] })
 end
-return { admitted, now, stored[1], stored[2], stored[3] }
+return packed({ admitted, now, stored[1], stored[2], stored[3] })

@@ -170,4 +170,4 @@ if changed then
   save(entries, time, apart(last.sum, held), fresh)
   expire(key, last.start + retention)
 end
-return reply
+return packed(reply)

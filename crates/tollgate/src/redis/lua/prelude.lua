@@ -19,7 +19,10 @@
 --
 -- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before
 -- anything is written: a script that fails has changed nothing.
+--
+-- A script answers with one string, a list in MessagePack: it takes the server and the caller less time than a list of the protocol.
 local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
+local packed = cmsgpack.pack
 local now
 if ARGV[1] == '' then
   local time = call('TIME')
@@ -44,11 +47,11 @@ end
 if ARGV[2] == 'return' then
   local returns = whole(call('HMGET', KEYS[1], 'returns')[1], 0)
   if returns ~= tonumber(ARGV[5]) then
-    return { -1, now, returns }
+    return packed({ -1, now, returns })
   end
   -- Whether what was lent before this server took over is known here, nobody can tell: it stays where it is.
   if ARGV[6] and struct.unpack('>i8', ARGV[3], #ARGV[3] - 15) < struct.unpack('>i8', ARGV[6]) then
-    return { 0, now }
+    return packed({ 0, now })
   end
 end
 

@@ -8,7 +8,7 @@
 -- then for each state, from ARGV[3] on: its algorithm; 1 if its denial is one for all, 0 if it is only counted; what its script takes in
 --          ARGV[3] but the last number, which is how many ask; what it takes in ARGV[4] and in ARGV[6]
 --
--- Returns a list: how many sets of each group were taken; and then the answers of the single limits, in the order of KEYS, as they were
+-- Returns a list, in MessagePack: how many sets of each group were taken; and then the answers of the single limits, in the order of KEYS, as they were
 -- before anything was taken.
 local ONE = string.char(0, 0, 0, 0, 0, 0, 0, 1)
 local answers, written = {}, {}
@@ -69,4 +69,4 @@ for number, group in ipairs(groups) do
   left = left - taken[number]
   take(group[1], group[2], taken[number])
 end
-return { taken, unpack(answers, 1, #KEYS) }
+return cmsgpack.pack({ taken, unpack(answers, 1, #KEYS) })

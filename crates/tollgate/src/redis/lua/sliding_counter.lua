@@ -327,4 +327,4 @@ local reply = { admitted, now }
 for index = 1, #stored do
   reply[index + 2] = stored[index]
 end
-return reply
+return packed(reply)
