@@ -264,6 +264,7 @@ impl Policy {
             permits,
             selection: Selection::default(),
             tiers: SmallVec::new(),
+            formed: SmallVec::new(),
             endpoints: None,
         };
         selecting.run();
@@ -320,6 +321,8 @@ struct Selecting<'p, 'r> {
     /// Tiers that were looked up, by family.
     tiers: SmallVec<[(usize, usize); 2]>,
     endpoints: Option<SmallVec<[usize; 4]>>,
+    /// Keys whose subjects are known, with the numbers of these. Keys with parameters of a path are not among them: each rule reads its own.
+    formed: SmallVec<[(&'p [KeyPart], usize); 4]>,
 }
 
 /// What became of a rule whose conditions hold.
@@ -335,7 +338,7 @@ enum Applied {
     Enforced,
 }
 
-impl<'r> Selecting<'_, 'r> {
+impl<'p, 'r> Selecting<'p, 'r> {
     fn run(&mut self) {
         let parts = &self.policy.parts;
         let exclusions = parts.exclusions.len();
@@ -385,7 +388,7 @@ impl<'r> Selecting<'_, 'r> {
     }
 
     /// Adds the checks of a rule.
-    fn apply(&mut self, number: usize, rule: &Rule, parameters: &Parameters<'_, 'r>) -> Applied {
+    fn apply(&mut self, number: usize, rule: &'p Rule, parameters: &Parameters<'_, 'r>) -> Applied {
         if rule.limits == RuleLimits::Own(Limits::Unlimited) {
             return match rule.enforced > 0 {
                 true if self.may_free(&rule.matching) => Applied::Enforced,
@@ -488,7 +491,19 @@ impl<'r> Selecting<'_, 'r> {
     }
 
     /// The number of a rule's subject; rules that count by the same share it.
-    fn subject(&mut self, rule: &Rule, key: usize, parameters: &Parameters<'_, 'r>) -> usize {
+    fn subject(&mut self, rule: &'p Rule, key: usize, parameters: &Parameters<'_, 'r>) -> usize {
+        let parts = rule.key.0.get(key).map_or(&[][..], Vec::as_slice);
+        if let Some((_, known)) = self.formed.iter().find(|(formed, _)| *formed == parts) {
+            return *known;
+        }
+        let number = self.new_subject(rule, key, parameters);
+        if !parts.iter().any(|part| matches!(part, KeyPart::Path(_))) {
+            self.formed.push((parts, number));
+        }
+        number
+    }
+
+    fn new_subject(&mut self, rule: &Rule, key: usize, parameters: &Parameters<'_, 'r>) -> usize {
         let subject = rule.key.subject(key, &self.request, parameters, self.policy.parts.ipv6_prefix);
         let subjects = &mut self.selection.subjects;
         subjects.iter().position(|known| *known == subject).unwrap_or_else(|| {

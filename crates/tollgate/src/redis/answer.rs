@@ -29,19 +29,31 @@ impl<'a> Answer<'a> {
         let Value::BulkString(bytes) = value else {
             return Err(StoreError::protocol(format_args!("a packed list was expected, not {value:?}")));
         };
-        Self { bytes, left: 1 }.list()
+        let mut whole = Self { bytes, left: 1 };
+        match whole.item()? {
+            Some(Item::List(items)) => Ok(Self { left: items, ..whole }),
+            _ => Err(StoreError::protocol("a list was expected")),
+        }
     }
 
     /// The next item, which is a list.
     pub(super) fn list(&mut self) -> Result<Self, StoreError> {
+        self.in_list(|list| Ok(*list))
+    }
+
+    /// Reads the next item, which is a list. Items of it that are not read are passed over.
+    pub(super) fn in_list<R>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<R, StoreError>,
+    ) -> Result<R, StoreError> {
         let Some(Item::List(items)) = self.item()? else {
             return Err(StoreError::protocol("a list was expected"));
         };
-        let list = Self { bytes: self.bytes, left: items };
-        let mut rest = list;
-        rest.skip()?;
-        self.bytes = rest.bytes;
-        Ok(list)
+        let mut list = Self { bytes: self.bytes, left: items };
+        let result = read(&mut list)?;
+        list.skip()?;
+        self.bytes = list.bytes;
+        Ok(result)
     }
 
     /// Whether what is left says that there was no state.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tollgate_core::{Limit, Micros};
 
 use super::lines::LineKey;
+use super::script::fixed_numbers;
 use super::{KEY_PREFIX, LogStorage};
 use crate::check::{HashedKey, LimitId};
 use crate::hash::Hash;
@@ -17,6 +18,8 @@ pub(super) struct StoredLimit {
     pub(super) limit: Limit,
     /// The parameters as they are kept beside a state.
     pub(super) parameters: Box<str>,
+    /// What scripts must know of the limit, as they take it, unless it depends on the time.
+    pub(super) numbers: Option<Box<[u8]>>,
     /// How long a caller waits for a check.
     pub(super) deadline: Duration,
     /// How long a call for checks may take. Longer than the deadline where nodes borrow: a lease that comes late is still of use.
@@ -45,6 +48,7 @@ impl StoredLimit {
             id,
             limit,
             parameters: limit.parameters().to_string().into(),
+            numbers: fixed_numbers(&limit),
             deadline,
             call_deadline: if terms.is_some() { deadline.max(lease_deadline) } else { deadline },
             distrust: settings.failover_guard.then_some(life),

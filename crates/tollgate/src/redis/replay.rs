@@ -115,9 +115,11 @@ pub(super) fn replay_sets(
     let mut now = Timestamp::default();
     let mut states = Vec::with_capacity(call.states.len());
     for (member, doubt) in call.states.iter().zip(doubts) {
-        let mut answer = answer.list()?;
-        (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
-        states.push(Played::new(&member.limit, *doubt, answer, now)?);
+        let state = answer.in_list(|answer| {
+            (_, now) = (answer.number()?, Timestamp::from_micros(answer.number()? as u64));
+            Played::new(&member.limit, *doubt, answer, now)
+        });
+        states.push(state?);
     }
     let mut answers = Vec::new();
     for GroupCall { set, count, states: numbers } in &call.groups {
@@ -165,8 +167,16 @@ fn play_set(
 
 /// A state that sets are played through.
 enum Played<'a> {
-    State { limit: &'a Limit, state: State },
-    Log { limit: &'a Limit, log: LogPlayed<'a> },
+    /// `next` is the state after the ask that was looked at last.
+    State {
+        limit: &'a Limit,
+        state: State,
+        next: Option<State>,
+    },
+    Log {
+        limit: &'a Limit,
+        log: LogPlayed<'a>,
+    },
 }
 
 struct LogPlayed<'a> {
@@ -182,23 +192,33 @@ impl<'a> Played<'a> {
     fn new(
         stored: &'a StoredLimit,
         doubt: Option<Doubt>,
-        mut answer: Answer<'a>,
+        answer: &mut Answer<'a>,
         now: Timestamp,
     ) -> Result<Self, StoreError> {
         let limit = &stored.limit;
         if let Limit::SlidingLog(_) = limit {
-            let view = LogView::read(&mut answer)?;
-            let log =
-                LogPlayed { view, starts: Starts::default(), answer, ahead: None, memory: Memory::Nothing };
+            let view = LogView::read(answer)?;
+            let log = LogPlayed {
+                view,
+                starts: Starts::default(),
+                answer: *answer,
+                ahead: None,
+                memory: Memory::Nothing,
+            };
             return Ok(Self::Log { limit, log });
         }
-        Ok(Self::State { limit, state: believed_state(stored, &mut answer, now, doubt)? })
+        Ok(Self::State { limit, state: believed_state(stored, answer, now, doubt)?, next: None })
     }
 
     /// What the next ask would be answered.
     fn look(&mut self, ask: Ask, now: Timestamp) -> Result<Outcome, StoreError> {
         match self {
-            Self::State { limit, state } => Ok(limit.peek(state, now, ask)),
+            Self::State { limit, state, next } => {
+                let mut after = state.clone();
+                let outcome = limit.decide(&mut after, now, ask);
+                *next = Some(after);
+                Ok(outcome)
+            }
             Self::Log { limit, log } => {
                 let start = match log.ahead {
                     Some(start) => start,
@@ -213,8 +233,10 @@ impl<'a> Played<'a> {
     /// Takes what was looked at.
     fn take(&mut self, ask: Ask, outcome: Outcome, now: Timestamp) {
         match self {
-            Self::State { limit, state } => {
-                limit.decide(state, now, ask);
+            Self::State { state, next, .. } => {
+                if let Some(after) = next.take() {
+                    *state = after;
+                }
             }
             Self::Log { limit, log } => {
                 let start = log.ahead.take().unwrap_or_default();
@@ -227,7 +249,7 @@ impl<'a> Played<'a> {
 
     fn standing(&self, now: Timestamp) -> Standing {
         match self {
-            Self::State { limit, state } => limit.standing(state, now),
+            Self::State { limit, state, .. } => limit.standing(state, now),
             Self::Log { limit, log } => log.view.standing(limit, now),
         }
     }

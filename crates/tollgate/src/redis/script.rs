@@ -177,8 +177,8 @@ struct Run {
 }
 
 /// What a script is asked for: questions in runs, leaving out those whose answer needs nothing but the state.
-fn runs(limit: &Limit, questions: &[Question]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn runs(limit: &Limit, questions: &[Question]) -> SmallVec<[Run; 1]> {
+    let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
     for question in questions {
         let (ask, count) = match question {
             Question::Take(ask) | Question::Borrow(ask, _) => (*ask, 1),
@@ -267,11 +267,24 @@ fn periods_around(calendar: &Calendar, about: Timestamp) -> [Timestamp; 6] {
 /// Numbers as scripts take them.
 struct Numbers(Vec<u8>);
 
+/// The numbers of a limit that are the same in every call. Those of a calendar depend on the time.
+pub(super) fn fixed_numbers(limit: &Limit) -> Option<Box<[u8]>> {
+    if let Limit::CalendarQuota(_) = limit {
+        return None;
+    }
+    let mut numbers = Numbers(Vec::new());
+    add_parameters(&mut numbers, limit, Timestamp::default());
+    Some(numbers.0.into())
+}
+
 impl Numbers {
-    fn of(limit: &Limit, about: Timestamp) -> Self {
+    fn of(limit: &StoredLimit, about: Timestamp) -> Self {
         // Enough for a limit and one run.
-        let mut numbers = Self(Vec::with_capacity(64));
-        add_parameters(&mut numbers, limit, about);
+        let mut numbers = Self(Vec::with_capacity(96));
+        match &limit.numbers {
+            Some(fixed) => numbers.0.extend_from_slice(fixed),
+            None => add_parameters(&mut numbers, &limit.limit, about),
+        }
         numbers
     }
 
@@ -383,7 +396,7 @@ pub(super) fn ask(
 ) -> Command {
     let limit = &stored.limit;
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], to.now);
-    let mut numbers = Numbers::of(limit, to.about);
+    let mut numbers = Numbers::of(stored, to.about);
     for run in &runs(limit, questions) {
         numbers.add_run(run);
     }
@@ -422,7 +435,7 @@ pub(super) fn change(
 ) -> Command {
     let (limit, under) = (&stored.limit, &*stored.parameters);
     let mut command = evalsha(SCRIPTS.of(limit, logs), &[key], to.now);
-    let mut numbers = Numbers::of(limit, to.about);
+    let mut numbers = Numbers::of(stored, to.about);
     // Larger costs say no more: every algorithm cuts them to twice its size, at most 2^52.
     let cut = |permits: u64| permits.min(1 << 52) as i64;
     match change {
@@ -463,7 +476,7 @@ pub(super) fn ask_sets(
     command.said.arg(sizes.0);
     for (member, doubt) in call.states.iter().zip(doubts) {
         let (limit, ask) = (member.limit(), member.ask);
-        let mut numbers = Numbers::of(limit, to.about);
+        let mut numbers = Numbers::of(&member.limit, to.about);
         numbers.add([ask.cost as i64, accepted_wait(limit, ask)]);
         command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(member.enforced));
         command.said.arg(numbers.0).arg(&*member.limit.parameters);
