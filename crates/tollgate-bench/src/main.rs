@@ -3,6 +3,7 @@
 mod engine;
 mod growth;
 mod http;
+mod instructions;
 mod keys;
 mod lease;
 mod load;
@@ -48,6 +49,9 @@ enum Bench {
     /// For `engine`: makes checks on many keys, for cachegrind to watch.
     #[command(hide = true)]
     Touch(growth::Touch),
+    /// For `engine`: makes checks with one contender, for callgrind to count instructions.
+    #[command(hide = true)]
+    Count(engine::Count),
 }
 
 fn main() -> Result<()> {
@@ -61,5 +65,6 @@ fn main() -> Result<()> {
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
         Bench::Touch(touch) => touch.run(),
+        Bench::Count(count) => count.run(),
     }
 }
