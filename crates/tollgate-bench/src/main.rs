@@ -9,6 +9,7 @@ mod lease;
 mod load;
 mod log;
 mod longest;
+mod node;
 mod policy;
 mod redis;
 mod report;
@@ -32,7 +33,7 @@ enum Bench {
     Engine(Options),
     /// Checks over HTTP: Tollgate, a bare axum route that sends the same bytes, nginx limit_req and throttlecrab-server.
     Http(Options),
-    /// Checks in Redis: Tollgate's Redis engine, redis-benchmark and limitador's Redis storage.
+    /// Checks in Redis: Tollgate's Redis engine, redis-benchmark, limitador's Redis storage and an earlier Tollgate.
     Redis(Options),
     /// Decisions by leases, in process, on a real Redis: hot keys, Zipf keys, and the three consistencies side by side.
     Lease(Options),
