@@ -1,6 +1,7 @@
 //! Benchmarks of Tollgate beside its peers, in one run: `cargo xtask bench NAME`.
 
 mod engine;
+mod four_leased;
 mod growth;
 mod http;
 mod instructions;
