@@ -1,5 +1,6 @@
 //! Programs that tests and benchmarks talk to, installed by the system's package manager where they are missing.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -155,6 +156,66 @@ pub(crate) fn peer(peer: Peer, root: &Path) -> Result<PathBuf> {
         run(&mut install)?;
     }
     Ok(program)
+}
+
+/// The node program, built against two versions of the library.
+pub(crate) struct Nodes {
+    /// Of the working tree.
+    pub(crate) now: PathBuf,
+    /// Of [`BEFORE`].
+    pub(crate) before: PathBuf,
+}
+
+/// The commit that the working tree is measured against.
+const BEFORE: &str = "f129c2f7904142ed2320ca5820810bfcc6c7895c";
+
+/// Builds `peers/node` below the target directory, against the working tree and against the sources of [`BEFORE`].
+pub(crate) fn nodes(root: &Path) -> Result<Nodes> {
+    let place = root.join("target/peers");
+    let sources = place.join(BEFORE);
+    if !sources.exists() {
+        extract(root, &place, &sources)
+            .with_context(|| format!("cannot take {BEFORE} from the history: is this a full clone?"))?;
+    }
+    let (program, copy) = (root.join("peers/node"), sources.join("peers/node"));
+    fs::create_dir_all(copy.join("src"))?;
+    for file in ["Cargo.toml", "Cargo.lock", "src/main.rs"] {
+        copy_if_changed(&program.join(file), &copy.join(file))?;
+    }
+    Ok(Nodes {
+        now: build(&program, &place.join("node"), &[])?,
+        before: build(&copy, &place.join("node-before"), &["--features", "before"])?,
+    })
+}
+
+/// Writes the sources of [`BEFORE`] to a directory.
+fn extract(root: &Path, place: &Path, sources: &Path) -> Result<()> {
+    fs::create_dir_all(place)?;
+    // The last step is a rename, so an interrupted extraction is never taken for a complete one.
+    let directory = tempfile::tempdir_in(place)?;
+    let (archive, whole) = (directory.path().join("sources.tar"), directory.path().join("sources"));
+    run(Command::new("git").arg("-C").arg(root).args(["archive", "--output"]).arg(&archive).arg(BEFORE))?;
+    fs::create_dir(&whole)?;
+    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&whole))?;
+    fs::rename(&whole, sources)?;
+    Ok(())
+}
+
+/// Copies a file unless both are equal: a newer file would be compiled again.
+fn copy_if_changed(from: &Path, to: &Path) -> Result<()> {
+    let wanted = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if fs::read(to).ok().as_ref() != Some(&wanted) {
+        fs::write(to, wanted).with_context(|| format!("cannot write {}", to.display()))?;
+    }
+    Ok(())
+}
+
+/// Builds the node program of a directory. Cargo does nothing where neither it nor the library has changed.
+fn build(program: &Path, target: &Path, features: &[&str]) -> Result<PathBuf> {
+    let mut cargo = crate::cargo(&["build", "--release", "--manifest-path"]);
+    cargo.arg(program.join("Cargo.toml")).args(features).arg("--target-dir").arg(target);
+    crate::succeed(&mut cargo)?;
+    Ok(target.join("release/node"))
 }
 
 /// The release of cargo-deny that checks the dependencies. Another one may find other things, so it is pinned.

@@ -92,12 +92,16 @@ fn deny() -> Result<()> {
 fn bench(name: &str, options: &[String]) -> Result<()> {
     let mut run = cargo(&["run", "--release", "--package", "tollgate-bench"]);
     if name == "redis" {
-        install::programs(&[Program::RedisServer, Program::RedisCli, Program::RedisBenchmark])?;
+        install::programs(&[Program::RedisBenchmark, Program::Valgrind])?;
         succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server"]))?;
         run.env("LIMITADOR_PEER", install::peer(Peer::Limitador, &root()?)?);
     }
-    if matches!(name, "lease" | "log") {
+    if matches!(name, "redis" | "lease" | "log" | "policy") {
         install::programs(&[Program::RedisServer, Program::RedisCli])?;
+    }
+    if matches!(name, "redis" | "policy") {
+        let nodes = install::nodes(&root()?)?;
+        run.env("NODE_NOW", nodes.now).env("NODE_BEFORE", nodes.before);
     }
     run.args(["--", name]).args(options);
     if name == "engine" {

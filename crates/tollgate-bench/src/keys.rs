@@ -1,7 +1,7 @@
 //! Keys and the order in which they are asked for, the same for every contender.
 
 /// How often each key is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Popularity {
     /// The k-th key with a share of 1/k: a few hot ones and a long tail.
     Zipf,

@@ -36,13 +36,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// A node: an engine of its own on the store.
-struct Node {
-    engine: RedisEngine,
-    guard: SharedEngine,
-    limiter: Limiter,
+pub(crate) struct Node {
+    pub(crate) engine: RedisEngine,
+    pub(crate) guard: SharedEngine,
 }
 
-async fn node(server: &RedisServer, limit: Limit, consistency: Consistency) -> Result<Node> {
+impl Node {
+    fn limiter(&self, limit: Limit, consistency: Consistency) -> Result<Limiter> {
+        let settings = LimitSettings { consistency, ..LimitSettings::default() };
+        Ok(self.guard.limiter("bench", limit, settings)?)
+    }
+}
+
+pub(crate) async fn node(server: &RedisServer) -> Result<Node> {
     let mut config = RedisConfig::new(format!("redis://{}", server.tcp_address()).parse()?);
     config.deadline = Duration::from_secs(1);
     let (engine, driver) = RedisEngine::new(config);
@@ -50,21 +56,14 @@ async fn node(server: &RedisServer, limit: Limit, consistency: Consistency) -> R
     let (guard, driver) = SharedEngine::new(engine.clone(), GuardConfig::default(), Clock::system());
     tokio::spawn(driver.run());
     engine.connected(Duration::from_secs(5)).await?;
-    let settings = LimitSettings { consistency, ..LimitSettings::default() };
-    let limiter = guard.limiter("bench", limit, settings)?;
-    Ok(Node { engine, guard, limiter })
+    Ok(Node { engine, guard })
 }
 
 /// Nodes that know of each other.
-async fn nodes(
-    server: &RedisServer,
-    count: u32,
-    limit: Limit,
-    consistency: Consistency,
-) -> Result<Vec<Node>> {
+pub(crate) async fn nodes(server: &RedisServer, count: u32) -> Result<Vec<Node>> {
     let mut all = Vec::new();
     for _ in 0..count {
-        all.push(node(server, limit, consistency).await?);
+        all.push(node(server).await?);
     }
     let end = Instant::now() + Duration::from_secs(10);
     while all.iter().any(|node| node.engine.nodes() != Some(count)) {
@@ -74,12 +73,12 @@ async fn nodes(
     Ok(all)
 }
 
-fn bucket(capacity: u64, per_second: u64) -> Result<Limit> {
+pub(crate) fn bucket(capacity: u64, per_second: u64) -> Result<Limit> {
     Ok(Limit::TokenBucket(TokenBucket::new(capacity, Rate::per_second(per_second))?))
 }
 
 /// Two threads, and nothing else of this process.
-fn on_two_threads<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) fn on_two_threads<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(work)
 }
 
@@ -117,11 +116,11 @@ fn hot_keys(report: &mut Report, rounds: usize, duration: Duration) -> Result<()
     for _ in 0..rounds {
         let server = RedisServer::build().tcp().start();
         let (seen, calls) = on_two_threads(async {
-            let node = node(&server, limit, Consistency::Lease).await?;
+            let node = node(&server).await?;
+            let limiter = node.limiter(limit, Consistency::Lease)?;
             let stop = Arc::new(AtomicBool::new(false));
-            let tasks: Vec<_> = (0..2)
-                .map(|number| tokio::spawn(ask(node.limiter.clone(), number, Arc::clone(&stop))))
-                .collect();
+            let tasks: Vec<_> =
+                (0..2).map(|number| tokio::spawn(ask(limiter.clone(), number, Arc::clone(&stop)))).collect();
             // The first moments are those in which demand is learned.
             tokio::time::sleep(duration).await;
             stop.store(true, Ordering::Relaxed);
@@ -190,15 +189,13 @@ fn zipf(report: &mut Report, _: usize, duration: Duration) -> Result<()> {
     for count in [1_u32, 3] {
         let server = RedisServer::build().tcp().start();
         let shares = on_two_threads(async {
-            let nodes = nodes(&server, count, limit, Consistency::Lease).await?;
-            let tasks: Vec<_> = nodes
-                .iter()
-                .enumerate()
-                .map(|(number, node)| {
-                    let limiter = node.limiter.clone();
-                    tokio::spawn(steadily(limiter, number as u64, ZIPF_RATE / f64::from(count), duration))
-                })
-                .collect();
+            let nodes = nodes(&server, count).await?;
+            let mut tasks = Vec::new();
+            for (number, node) in nodes.iter().enumerate() {
+                let limiter = node.limiter(limit, Consistency::Lease)?;
+                let per_second = ZIPF_RATE / f64::from(count);
+                tasks.push(tokio::spawn(steadily(limiter, number as u64, per_second, duration)));
+            }
             let mut all = Seen::new()?;
             for task in tasks {
                 all.add(&task.await??)?;
@@ -313,10 +310,11 @@ fn side_by_side(report: &mut Report, _: usize, duration: Duration) -> Result<()>
 fn never_reached(consistency: Consistency, duration: Duration) -> Result<(f64, f64)> {
     let server = RedisServer::build().tcp().start();
     on_two_threads(async {
-        let node = node(&server, bucket(10_000_000, 10_000_000)?, consistency).await?;
+        let node = node(&server).await?;
+        let limiter = node.limiter(bucket(10_000_000, 10_000_000)?, consistency)?;
         let stop = Arc::new(AtomicBool::new(false));
         let tasks: Vec<_> = (0..SIDE_TASKS)
-            .map(|number| tokio::spawn(ask(node.limiter.clone(), number, Arc::clone(&stop))))
+            .map(|number| tokio::spawn(ask(limiter.clone(), number, Arc::clone(&stop))))
             .collect();
         tokio::time::sleep(duration).await;
         stop.store(true, Ordering::Relaxed);
@@ -341,14 +339,15 @@ struct Exhausted {
 fn at_its_end(limit: Limit, consistency: Consistency, duration: Duration) -> Result<Exhausted> {
     let server = RedisServer::build().tcp().start();
     on_two_threads(async {
-        let nodes = nodes(&server, SIDE_NODES, limit, consistency).await?;
+        let nodes = nodes(&server, SIDE_NODES).await?;
         let calls = || nodes.iter().map(|node| node.engine.stats().calls).sum::<u64>();
         let before = calls();
         let per_node = SIDE_PERMITS as f64 * 3.0 / f64::from(SIDE_NODES);
-        let tasks: Vec<_> = nodes
-            .iter()
-            .map(|node| tokio::spawn(admissions(node.limiter.clone(), per_node, duration)))
-            .collect();
+        let mut tasks = Vec::new();
+        for node in &nodes {
+            let limiter = node.limiter(limit, consistency)?;
+            tasks.push(tokio::spawn(admissions(per_node, duration, move || admitted_at(limiter.clone()))));
+        }
         let (mut admitted, mut decisions) = (Vec::new(), 0);
         for task in tasks {
             let (times, count) = task.await??;
@@ -363,8 +362,18 @@ fn at_its_end(limit: Limit, consistency: Consistency, duration: Duration) -> Res
 /// What flows in the millisecond by which the store's clock and this process's may differ.
 const NOISE: u64 = SIDE_PERMITS / 1_000;
 
+/// When a request was admitted, by the clock that it was decided on.
+async fn admitted_at(limiter: Limiter) -> Option<u64> {
+    let verdict = limiter.acquire("hot", Ask::of(1)).await;
+    verdict.is_admitted().then_some(verdict.decision.at.as_micros())
+}
+
 /// Requests at a constant rate: when they were admitted, and how many were decided.
-async fn admissions(limiter: Limiter, per_second: f64, duration: Duration) -> Result<(Vec<(u64, u64)>, u64)> {
+pub(crate) async fn admissions<F: Future<Output = Option<u64>> + Send + 'static>(
+    per_second: f64,
+    duration: Duration,
+    ask: impl Fn() -> F,
+) -> Result<(Vec<(u64, u64)>, u64)> {
     let (mut admitted, mut decided, mut sent) = (Vec::new(), 0, 0);
     let begun = Instant::now();
     let mut running = tokio::task::JoinSet::new();
@@ -372,16 +381,12 @@ async fn admissions(limiter: Limiter, per_second: f64, duration: Duration) -> Re
         tokio::time::sleep(Duration::from_millis(1)).await;
         let due = (begun.elapsed().as_secs_f64() * per_second) as u64;
         while sent < due {
-            let limiter = limiter.clone();
-            running.spawn(async move { limiter.acquire("hot", Ask::of(1)).await });
+            running.spawn(ask());
             sent += 1;
         }
-        while let Some(verdict) = running.try_join_next() {
-            let verdict = verdict?;
+        while let Some(admitted_at) = running.try_join_next() {
             decided += 1;
-            if verdict.is_admitted() {
-                admitted.push((verdict.decision.at.as_micros(), 1));
-            }
+            admitted.extend(admitted_at?.map(|at_us| (at_us, 1)));
         }
     }
     Ok((admitted, decided))

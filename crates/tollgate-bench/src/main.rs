@@ -1,13 +1,16 @@
 //! Benchmarks of Tollgate beside its peers, in one run: `cargo xtask bench NAME`.
 
 mod engine;
+mod four_leased;
 mod growth;
 mod http;
+mod instructions;
 mod keys;
 mod lease;
 mod load;
 mod log;
 mod longest;
+mod node;
 mod policy;
 mod redis;
 mod report;
@@ -31,7 +34,7 @@ enum Bench {
     Engine(Options),
     /// Checks over HTTP: Tollgate, a bare axum route that sends the same bytes, nginx limit_req and throttlecrab-server.
     Http(Options),
-    /// Checks in Redis: Tollgate's Redis engine, redis-benchmark and limitador's Redis storage.
+    /// Checks in Redis: Tollgate's Redis engine, redis-benchmark, limitador's Redis storage and an earlier Tollgate.
     Redis(Options),
     /// Decisions by leases, in process, on a real Redis: hot keys, Zipf keys, and the three consistencies side by side.
     Lease(Options),
@@ -48,6 +51,9 @@ enum Bench {
     /// For `engine`: makes checks on many keys, for cachegrind to watch.
     #[command(hide = true)]
     Touch(growth::Touch),
+    /// For `engine`: makes checks with one contender, for callgrind to count instructions.
+    #[command(hide = true)]
+    Count(engine::Count),
 }
 
 fn main() -> Result<()> {
@@ -61,5 +67,6 @@ fn main() -> Result<()> {
         Bench::Axum(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
         Bench::Touch(touch) => touch.run(),
+        Bench::Count(count) => count.run(),
     }
 }

@@ -17,15 +17,22 @@ use tollgate::{
     SharedEngine, SlidingCounter, TokenBucket,
 };
 
+use crate::four_leased;
 use crate::keys::Random;
-use crate::redis::{LOAD_CORE, cpu, engine, on_one_core, pin, server};
+use crate::node::{BEFORE, Nodes};
+use crate::redis::{LOAD_CORE, cpu, engine, on_one_core, own_cpu, pin, server};
 use crate::report::{Options, Report, median};
 
 /// Measures and judges.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    pin(std::process::id(), LOAD_CORE)?;
     let mut report = Report::default();
     let (rounds, secs) = if options.quick { (1, 1) } else { (5, 3) };
+    if "all four leased".contains(&options.only) {
+        println!("\nall four leased");
+        four_leased::run(&mut report, rounds, Duration::from_secs(secs))?;
+    }
+    // The rows above use both cores.
+    pin(std::process::id(), LOAD_CORE)?;
     if "matching".contains(&options.only) {
         println!("\nmatching");
         matching(&mut report, rounds)?;
@@ -47,9 +54,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
 
 /// Requests with several limits.
-const SETS: [(&str, Scenario); 4] = [
+const SETS: [(&str, Scenario); 5] = [
     ("hot subject", hot_subject),
     ("own and shared", own_and_shared),
+    ("four of one subject", four_of_one_subject),
     ("flood on one of four", flood_on_one_of_four),
     ("flood on a shared key", flood_on_a_shared_key),
 ];
@@ -150,10 +158,20 @@ fn hot_subject(report: &mut Report, rounds: usize, duration: Duration) -> Result
     Ok(())
 }
 
-/// A million users, each with a limit of their own and one that all share.
+/// A million users, each with a limit of their own and one that all share, beside an earlier commit.
 fn own_and_shared(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
-    let policy = || Ok(with_shared(large()?, large()?));
-    floods(report, "own and shared", rounds, policy, |policy| flood(policy, 1_000_000, duration, true))?;
+    let Some(nodes) = Nodes::built() else { return Ok(()) };
+    let ratio = nodes.speed_up(report, "own-and-shared", rounds, duration)?;
+    report.bar(&format!("own and shared, against {BEFORE}"), ratio, ratio >= 1.5, ">= 1.5");
+    Ok(())
+}
+
+/// A million users, each with four limits, beside an earlier commit.
+fn four_of_one_subject(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let Some(nodes) = Nodes::built() else { return Ok(()) };
+    let ratio = nodes.speed_up(report, "four", rounds, duration)?;
+    println!("         four of one subject, against {BEFORE}: {ratio:.2}");
+    report.figure(&format!("four of one subject, against {BEFORE}"), ratio);
     Ok(())
 }
 
@@ -207,7 +225,7 @@ fn with_shared(own: Limit, shared: Limit) -> Policy {
     Policy::new(PolicyParts { rules, limits: limits.to_vec(), ipv6_prefix: 64, ..PolicyParts::default() })
 }
 
-fn rule(name: String, matching: Match, limit: usize) -> Rule {
+pub(crate) fn rule(name: String, matching: Match, limit: usize) -> Rule {
     Rule {
         name: name.into(),
         matching,
@@ -334,12 +352,21 @@ fn some_limits(count: usize) -> Result<Policy> {
 struct Seen {
     latency: Histogram<u64>,
     server_us: f64,
+    /// Of this thread, which makes the requests.
+    node_us: f64,
     per_second: f64,
+}
+
+impl Seen {
+    fn p50_us(&self) -> f64 {
+        self.latency.value_at_quantile(0.5) as f64 / 1_000.0
+    }
 }
 
 /// One request after another, now with one limit and now with four, so that whatever holds the machine up holds up both.
 fn several(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
-    let (mut ratios, mut rates, mut times) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut late, mut server_ratios, mut node_ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rates, mut times) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let server = server()?;
         let seen = on_one_core(async {
@@ -369,7 +396,8 @@ fn several(report: &mut Report, rounds: usize, duration: Duration) -> Result<()>
             let mut seen = Vec::new();
             for (limiter, latency) in limiters.iter().zip(latencies) {
                 // All at once: what the server can do, and what it takes.
-                let (before, start, mut asked) = (cpu(&server)?, Instant::now(), 0_u64);
+                let read = || Ok::<_, anyhow::Error>((cpu(&server)?, own_cpu()?));
+                let (before, start, mut asked) = (read()?, Instant::now(), 0_u64);
                 while start.elapsed() < duration {
                     let asks = (0..256).map(|_| ask(limiter, random.next()));
                     let asks: Vec<_> = asks.collect();
@@ -377,33 +405,40 @@ fn several(report: &mut Report, rounds: usize, duration: Duration) -> Result<()>
                     futures_util::future::try_join_all(asks).await?;
                 }
                 let took = start.elapsed().as_secs_f64();
-                let server_us = (cpu(&server)? - before).as_secs_f64() * 1e6 / asked as f64;
-                seen.push(Seen { latency, server_us, per_second: asked as f64 / took });
+                let after = read()?;
+                let us = |cpu: Duration| cpu.as_secs_f64() * 1e6 / asked as f64;
+                let (server_us, node_us) = (us(after.0 - before.0), us(after.1 - before.1));
+                seen.push(Seen { latency, server_us, node_us, per_second: asked as f64 / took });
             }
             Ok(seen)
         })?;
-        let p50 = |seen: &Seen| seen.latency.value_at_quantile(0.5) as f64 / 1_000.0;
         let [one, four] = &seen[..] else { anyhow::bail!("two policies were asked") };
-        println!(
-            "  1 limit:  p50 {:.1} us, {:.0} requests/s, {:.1} us of the server each",
-            p50(one),
-            one.per_second,
-            one.server_us
-        );
-        println!(
-            "  4 limits: p50 {:.1} us, {:.0} requests/s, {:.1} us of the server each",
-            p50(four),
-            four.per_second,
-            four.server_us
-        );
-        ratios.push(p50(four) / p50(one));
+        for (name, seen) in [("1 limit: ", one), ("4 limits:", four)] {
+            println!(
+                "  {name} p50 {:.1} us, {:.0} requests/s, {:.1} us of the server and {:.1} us of the node each",
+                seen.p50_us(),
+                seen.per_second,
+                seen.server_us,
+                seen.node_us
+            );
+        }
+        late.push(four.p50_us() / one.p50_us());
+        server_ratios.push(four.server_us / one.server_us);
+        node_ratios.push(four.node_us / one.node_us);
         rates.push(four.per_second);
         times.push(four.server_us);
     }
     report.figure("4 limits, requests/s", median(rates));
     report.figure("4 limits, us of the server", median(times));
-    let ratio = median(ratios);
-    report.bar("p50 of a request with 4 limits, against 1", ratio, ratio < 1.5, "< 1.5");
+    for (name, ratios, most) in [
+        ("p50 of a request", late, 1.3),
+        ("processor time of the server", server_ratios, 3.0),
+        ("processor time of the node", node_ratios, 2.0),
+    ] {
+        let ratio = median(ratios);
+        let name = format!("{name} with 4 limits, against 1");
+        report.bar(&name, ratio, ratio <= most, &format!("<= {most:.1}"));
+    }
     Ok(())
 }
 
@@ -414,7 +449,7 @@ async fn ask(limiter: &PolicyLimiter, number: u64) -> Result<()> {
 }
 
 /// A request of a user, by address.
-async fn check(limiter: &PolicyLimiter, user: u64) -> PolicyVerdict {
+pub(crate) async fn check(limiter: &PolicyLimiter, user: u64) -> PolicyVerdict {
     let ip = IpAddr::from((user as u32 | 0x0a00_0000).to_be_bytes());
     let request = Descriptors { ip: Some(ip), ..Descriptors::default() };
     limiter.check(&request, 1).await
