@@ -255,7 +255,8 @@ fn compare(scenario: &Scenario, keys: &[String], rounds: usize, ops: usize, repo
     ratio
 }
 
-/// With so few keys, times of both differ by less than the noise of a shared machine: instructions are judged instead.
+/// Keys of the rows that are judged by instructions. Their times are printed and not judged: they also depend on caches, on stalls of
+/// the processor and on other load, which instructions do not show.
 const COUNTED_KEYS: usize = 10_000;
 
 /// A contender whose instructions are counted.
