@@ -8,10 +8,13 @@ use parking_lot::RwLock;
 use tollgate::AssignedTier;
 use tollgate::rules::{Descriptors, Family, KeyPart};
 
+/// Tiers by member.
+type Members = HashMap<Box<str>, Arc<str>>;
+
 /// Tiers by family, then by member.
 #[derive(Default)]
 pub(crate) struct AssignedTiers {
-    families: RwLock<HashMap<Box<str>, HashMap<Box<str>, Arc<str>>>>,
+    families: RwLock<HashMap<Box<str>, Members>>,
     /// How many are assigned, to be read without the lock.
     count: AtomicUsize,
 }

@@ -15,6 +15,7 @@ use crate::check::{Check, HashedKey};
 use crate::verdict::{Basis, Verdict, Verdicts};
 
 /// How far a request can be decided without the store.
+#[expect(clippy::large_enum_variant, reason = "the large one is the most frequent, and is never stored")]
 pub(super) enum Local<'a, B: Store> {
     /// All of it.
     Decided(Verdicts),
@@ -39,7 +40,14 @@ pub(super) struct Part<'a, B: Store> {
 }
 
 /// What was spent on a request. It is taken back when this is dropped, unless the request is admitted: also if its caller leaves.
-pub(super) struct SpentHere<'a, B: Store>(SmallVec<[(Arc<Leased<B>>, HashedKey<'a>, Spent); 4]>);
+pub(super) struct SpentHere<'a, B: Store>(SmallVec<[SpentOf<'a, Arc<Leased<B>>>; 4]>);
+
+/// What was spent of one limit.
+struct SpentOf<'a, L> {
+    leased: L,
+    key: HashedKey<'a>,
+    spent: Spent,
+}
 
 impl<B: Store> SpentHere<'_, B> {
     /// The request is admitted.
@@ -50,7 +58,7 @@ impl<B: Store> SpentHere<'_, B> {
 
 impl<B: Store> Drop for SpentHere<'_, B> {
     fn drop(&mut self) {
-        for (leased, key, spent) in self.0.drain(..) {
+        for SpentOf { leased, key, spent } in self.0.drain(..) {
             leased.table.unspend(key, &spent, leased.now());
         }
     }
@@ -103,7 +111,7 @@ fn decide_several<'a, B: Store>(
     now: Timestamp,
 ) -> Local<'a, B> {
     let mut verdicts = Verdicts::from_elem(None, checks.len());
-    let mut spent: SmallVec<[(&Arc<Leased<B>>, HashedKey<'a>, Spent); 4]> = SmallVec::new();
+    let mut spent: SmallVec<[SpentOf<'a, &Arc<Leased<B>>>; 4]> = SmallVec::new();
     let (mut numbers, mut asked) = (SmallVec::<[usize; 4]>::new(), SmallVec::new());
     let mut is_any_leased = false;
     for (number, check) in checks.iter().enumerate() {
@@ -118,11 +126,11 @@ fn decide_several<'a, B: Store>(
                     it.fetch(check.key, fetch);
                 }
                 verdicts[number] = leased(decision);
-                spent.push((it, check.key, permits));
+                spent.push(SpentOf { leased: it, key: check.key, spent: permits });
             }
             Moved::Denied(decision) if check.enforced => {
-                for (it, key, permits) in spent {
-                    it.table.unspend(key, &permits, now);
+                for SpentOf { leased, key, spent } in spent {
+                    leased.table.unspend(key, &spent, now);
                 }
                 let mut verdicts = Verdicts::from_elem(None, checks.len());
                 verdicts[number] = leased(decision);
@@ -147,6 +155,11 @@ fn decide_several<'a, B: Store>(
         return Local::Decided(verdicts);
     }
     let rest = numbers.iter().map(|number| checks[*number]).collect();
-    let spent = spent.into_iter().map(|(it, key, permits)| (Arc::clone(it), key, permits)).collect();
+    let own = |it: SpentOf<'a, &Arc<Leased<B>>>| SpentOf {
+        leased: Arc::clone(it.leased),
+        key: it.key,
+        spent: it.spent,
+    };
+    let spent = spent.into_iter().map(own).collect();
     Local::Part(Box::new(Part { verdicts, spent: SpentHere(spent), rest, numbers, asked }))
 }

@@ -194,7 +194,7 @@ mod tests {
             [&[][..], &[0x05], &[0x92, 1], &[0x91, 0xa3, b'a'], &[0x91, 0xcb], &[0xdd, 0xff, 0xff, 0xff]]
         {
             let value = Value::BulkString(bytes.to_vec());
-            let read = Answer::new(&value).and_then(|mut answer| answer.number());
+            let read = Answer::new(&value).and_then(|mut answer| Ok((answer.number()?, answer.number()?)));
             assert!(read.is_err(), "{bytes:?}");
         }
         assert!(Answer::new(&Value::Int(1)).is_err());

@@ -345,7 +345,7 @@ fn stored_state(asking: &StoredLimit, answer: &mut Answer<'_>) -> Result<Stored,
             // Nothing is lent from a queue or at intervals, and what was lent before is an ordinary debit there.
             let state = match (leases, lender(limit), lender(&under), state) {
                 (Some(leases), Some(_), Some(it), State::Bucket(bucket)) => {
-                    let (life, since, out) = leases_of(&leases).ok_or_else(|| {
+                    let (life, since, out) = leases_of(leases).ok_or_else(|| {
                         StoreError::protocol(format_args!("no leases: {}", leases.escape_debug()))
                     })?;
                     State::Lent(LeaseState::new(&it, bucket, life, since, out))
