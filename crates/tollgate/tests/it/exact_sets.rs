@@ -241,8 +241,12 @@ fn judge_apart(what: &str, seen: &[Seen]) {
         }
         extra += 1;
         let under_way = given_back.get(&(part.limit, part.subject)).into_iter().flatten();
-        let near = under_way.filter(|(taken_at, _)| at.abs_diff(*taken_at) <= UNDER_WAY_US);
-        let permits: u64 = near.map(|(_, cost)| cost).sum();
+        // What flowed into a bucket while a take was under way does not come back with it, and is missing until the bucket is full.
+        let is_bucket = matches!(limit(part.limit), Limit::TokenBucket(_) | Limit::LeakyBucket(_));
+        let counts = |(taken_at, _): &&(u64, u64)| {
+            at.abs_diff(*taken_at) <= UNDER_WAY_US || (is_bucket && taken_at < at)
+        };
+        let permits: u64 = under_way.filter(counts).map(|(_, cost)| cost).sum();
         let more = Part { cost: part.cost + permits, ..*part };
         assert!(
             permits > 0 && !judge.would_admit(&more, Timestamp::from_micros(*at)),
