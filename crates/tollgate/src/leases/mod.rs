@@ -193,7 +193,11 @@ impl<B: Store> Lease<B> {
             verdicts[number] = verdict;
             if let (Some(verdict), Some((_, leased))) = (verdict, asked.iter().find(|(it, _)| *it == number))
             {
-                leased.note(check, &verdict, sent);
+                // Checks of the same key were decided as one, for the sum: a denial says nothing of less than that.
+                let same =
+                    rest.iter().filter(|it| it.limit == check.limit && it.key.hash() == check.key.hash());
+                let cost = same.fold(0, |sum: u64, it| sum.saturating_add(it.ask.cost));
+                leased.note(&check.with_ask(Ask { cost, ..check.ask }), &verdict, sent);
             }
         }
         if all {

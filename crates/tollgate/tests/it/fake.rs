@@ -191,3 +191,16 @@ fn a_silent_store_is_not_waited_for_beyond_the_deadline() {
         }
     });
 }
+
+#[test]
+fn a_denial_of_several_checks_of_one_key_denies_no_smaller_request() {
+    run_paused(async {
+        let node = Node::new(GuardConfig::default());
+        let leased = node.add_leased();
+        assert!(node.take(leased, 195).await.is_admitted());
+        let checks = [Check::new(leased, "user:1", 3), Check::new(leased, "user:1", 3)];
+        let Ok(verdicts) = node.lease.decide(&checks).await;
+        assert!(verdicts.iter().all(|verdict| verdict.is_some_and(|verdict| !verdict.is_admitted())));
+        assert!(node.take(leased, 3).await.is_admitted(), "the store has at least 3 left");
+    });
+}
