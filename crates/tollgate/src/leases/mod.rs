@@ -102,8 +102,8 @@ struct Leased<B: Store> {
     /// How long a caller waits for the store, and how long a call that borrows may take.
     deadlines: Deadlines,
     closed: Arc<AtomicBool>,
-    /// Calls under way that borrow.
-    borrowing: AtomicUsize,
+    /// Calls under way that borrow or give back.
+    under_way: AtomicUsize,
     /// How long the store takes to lend, in microseconds: slower answers count at once, faster ones by and by.
     trip_us: AtomicU64,
 }
@@ -227,7 +227,7 @@ impl<B: Store> Backend for Lease<B> {
                 table: Table::new(),
                 deadlines: inner.backend.deadlines(id),
                 closed: Arc::clone(&inner.closed),
-                borrowing: AtomicUsize::new(0),
+                under_way: AtomicUsize::new(0),
                 trip_us: AtomicU64::new(0),
             };
             inner.limits.insert(id, leased);
@@ -343,13 +343,14 @@ impl<B: Store> Leased<B> {
     async fn close(&self) {
         let given_up = self.table.sweep(self.now(), &self.terms, true);
         self.give_back(given_up).await;
-        // What is being borrowed is given back when it comes.
-        while self.borrowing.load(Ordering::SeqCst) > 0 {
+        // What is being borrowed is given back when it comes. What was idle is perhaps being given back already.
+        while self.under_way.load(Ordering::SeqCst) > 0 {
             sleep(Duration::from_millis(1)).await;
         }
     }
 
     async fn give_back(&self, given_up: Vec<GivenUp>) {
+        let _under_way = UnderWay::begin(&self.under_way);
         let give_back = |given_up: GivenUp| async move {
             let number = given_up.give_back(&self.backend, self.id, self.terms).await;
             self.table.change(given_up.key(), |cell, stats| match number {
@@ -408,6 +409,22 @@ impl GivenUp {
     }
 }
 
+/// Returns under way. Closing the leases waits for them.
+struct UnderWay<'a>(&'a AtomicUsize);
+
+impl<'a> UnderWay<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A call under way that borrows. Closing the leases waits for it. However it ends, its key can be asked for again.
 struct Borrowing<B: Store> {
     leased: Arc<Leased<B>>,
@@ -417,7 +434,7 @@ struct Borrowing<B: Store> {
 
 impl<B: Store> Borrowing<B> {
     fn begin(leased: &Arc<Leased<B>>, key: HashedKey<'_>) -> Self {
-        leased.borrowing.fetch_add(1, Ordering::SeqCst);
+        leased.under_way.fetch_add(1, Ordering::SeqCst);
         Self { leased: Arc::clone(leased), key: OwnedKey::from(key), is_noted: false }
     }
 
@@ -459,12 +476,12 @@ impl<B: Store> Borrowing<B> {
 
 impl<B: Store> Drop for Borrowing<B> {
     fn drop(&mut self) {
-        let Leased { table, terms, borrowing, .. } = &*self.leased;
+        let Leased { table, terms, under_way, .. } = &*self.leased;
         if !self.is_noted {
             let now = self.leased.now();
             table.change(self.key.hashed(), |cell, _| cell.holding.failed(now, terms));
         }
-        borrowing.fetch_sub(1, Ordering::SeqCst);
+        under_way.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -204,3 +204,23 @@ fn a_denial_of_several_checks_of_one_key_denies_no_smaller_request() {
         assert!(node.take(leased, 3).await.is_admitted(), "the store has at least 3 left");
     });
 }
+
+#[test]
+fn closing_the_leases_waits_for_returns_under_way() {
+    run_paused(async {
+        let node = Node::new(GuardConfig::default());
+        let leased = node.add_leased();
+        until("permits are held", async || {
+            node.take(leased, 5).await;
+            node.lease.stats().held > 0
+        })
+        .await;
+        node.store.set_latency(Duration::from_millis(300));
+        until("they are being given back", async || node.lease.stats().held == 0).await;
+        assert_eq!(node.lease.stats().returned, 0);
+        node.lease.close().await;
+        let stats = node.lease.stats();
+        assert!(stats.returned > 0, "{stats:?}");
+        assert_eq!(stats.granted, stats.spent + stats.returned + stats.expired + stats.lost, "{stats:?}");
+    });
+}
