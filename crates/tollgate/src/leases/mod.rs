@@ -33,6 +33,8 @@ const NODES_ASSUMED: u64 = 3;
 const RETURNS_AT_ONCE: usize = 64;
 /// Attempts to give something back: others may give back to the same key meanwhile.
 const RETURN_ATTEMPTS: usize = 4;
+/// For how long a store that answered too late is believed to be far away.
+const FAR_BELIEVED: Micros = Micros::from_secs(1);
 /// How often is looked for what has ended and for what nobody asks for, at most and at least.
 const SWEEP_MIN: Duration = Duration::from_millis(25);
 const SWEEP_MAX: Duration = Duration::from_millis(100);
@@ -106,6 +108,8 @@ struct Leased<B: Store> {
     under_way: AtomicUsize,
     /// How long the store takes to lend, in microseconds: slower answers count at once, faster ones by and by.
     trip_us: AtomicU64,
+    /// When a store that is far away was last asked all the same, or found to be so.
+    far_us: AtomicU64,
 }
 
 impl<B: Store> Lease<B> {
@@ -160,6 +164,7 @@ impl<B: Store> Lease<B> {
             let sent = leased.now();
             let verdicts = self.0.backend.decide(std::slice::from_ref(check)).await?;
             if let Some(Some(verdict)) = verdicts.first() {
+                leased.note_near(verdict);
                 leased.note(check, verdict, sent);
             }
             return Ok(verdicts);
@@ -175,6 +180,7 @@ impl<B: Store> Lease<B> {
                 Err(_) => return late(),
             }
         };
+        leased.note_near(&verdict);
         Ok(Verdicts::from_iter([Some(verdict)]))
     }
 
@@ -193,6 +199,7 @@ impl<B: Store> Lease<B> {
             verdicts[number] = verdict;
             if let (Some(verdict), Some((_, leased))) = (verdict, asked.iter().find(|(it, _)| *it == number))
             {
+                leased.note_near(&verdict);
                 // Checks of the same key were decided as one, for the sum: a denial says nothing of less than that.
                 let same =
                     rest.iter().filter(|it| it.limit == check.limit && it.key.hash() == check.key.hash());
@@ -229,6 +236,7 @@ impl<B: Store> Backend for Lease<B> {
                 closed: Arc::clone(&inner.closed),
                 under_way: AtomicUsize::new(0),
                 trip_us: AtomicU64::new(0),
+                far_us: AtomicU64::new(0),
             };
             inner.limits.insert(id, leased);
             if !inner.is_swept.swap(true, Ordering::SeqCst) {
@@ -297,14 +305,29 @@ impl<B: Store> Leased<B> {
         self.terms.parts(self.nodes())
     }
 
-    /// Whether the store takes longer to answer than a caller waits: then it is asked for leases only.
+    /// Whether the store takes longer to answer than a caller waits: then it is asked for leases only. Now and then one caller asks it all
+    /// the same: where no key is worth a lease, nobody else would find out that the store is near again.
     fn is_far(&self) -> bool {
-        u128::from(self.trip_us.load(Ordering::Relaxed)) > self.deadlines.wait.as_micros()
+        if u128::from(self.trip_us.load(Ordering::Relaxed)) <= self.deadlines.wait.as_micros() {
+            return false;
+        }
+        let (now_us, far_us) = (self.now().as_micros(), self.far_us.load(Ordering::Relaxed));
+        now_us.saturating_sub(far_us) < FAR_BELIEVED.get()
+            || self.far_us.compare_exchange(far_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_err()
     }
 
     fn note_trip(&self, trip: Micros) {
         let known = self.trip_us.load(Ordering::Relaxed);
         self.trip_us.store(trip.get().max(known - known / 8), Ordering::Relaxed);
+        self.far_us.store(self.now().as_micros(), Ordering::Relaxed);
+    }
+
+    /// Notes that the store has answered a caller who was still waiting.
+    fn note_near(&self, verdict: &Verdict) {
+        if verdict.basis == Basis::Exact {
+            let wait_us = u64::try_from(self.deadlines.wait.as_micros()).unwrap_or(u64::MAX);
+            self.trip_us.fetch_min(wait_us, Ordering::Relaxed);
+        }
     }
 
     fn nodes(&self) -> u64 {

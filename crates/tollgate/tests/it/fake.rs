@@ -224,3 +224,20 @@ fn closing_the_leases_waits_for_returns_under_way() {
         assert_eq!(stats.granted, stats.spent + stats.returned + stats.expired + stats.lost, "{stats:?}");
     });
 }
+
+#[test]
+fn after_one_slow_answer_the_store_is_asked_again_though_no_key_is_worth_a_lease() {
+    run_paused(async {
+        let node = Node::new(GuardConfig::default());
+        let leased = node.add_leased();
+        node.store.set_latency(Duration::from_millis(100));
+        assert_eq!(node.take(leased, 50).await.basis, Basis::Local, "the store is too far away");
+        sleep(Duration::from_millis(200)).await;
+        node.store.set_latency(Duration::ZERO);
+        for _ in 0..3 {
+            // What was borrowed has ended or is given back, and one permit in two seconds is not worth a lease.
+            sleep(Duration::from_secs(2)).await;
+            assert_eq!(node.take(leased, 1).await.basis, Basis::Exact);
+        }
+    });
+}
