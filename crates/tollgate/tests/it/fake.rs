@@ -130,6 +130,28 @@ fn a_node_that_fails_open_can_have_a_ceiling() {
 }
 
 #[test]
+fn borrowing_that_fails_takes_nothing_from_the_ceiling_and_owes_nothing() {
+    run_paused(async {
+        let ceiling = TokenBucket::new(1, "1/1h".parse().unwrap()).ok();
+        let node = Node::new(GuardConfig { ceiling, ..GuardConfig::default() });
+        node.store.fail_with(gone());
+        let settling = OnFailure { settle: true, ..in_mode(FailureMode::Local) };
+        let (open, local) = (node.add(in_mode(FailureMode::Open)), node.add(settling));
+        let terms = LeaseTerms::of_any_size(&slow(), Consistency::Lease).unwrap();
+        for limit in [open, local] {
+            let wanted = Wanted { permits: 10, parts: 1, terms };
+            let nothing = Check::new(limit, "user:1", 0);
+            let Ok((verdict, lent)) = node.guard().borrow(&nothing, wanted, Duration::from_millis(10)).await;
+            assert_eq!((verdict.is_admitted(), lent), (false, None));
+        }
+        assert_eq!(node.guard().stats().local_keys, 0);
+        assert!(node.guard().health().is_err(), "the outage is noted");
+        assert!(node.take(open, 1).await.is_admitted());
+        assert!(!node.take(open, 1).await.is_admitted(), "one request is the ceiling");
+    });
+}
+
+#[test]
 fn what_has_flowed_back_since_is_not_owed() {
     run_paused(async {
         let clock = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
