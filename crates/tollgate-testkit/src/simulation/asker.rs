@@ -49,6 +49,10 @@ impl Asker {
             let what = format!("node {} has answered after {} us", self.holder, now_us - begun_us);
             self.world.violated(Invariant::Answered, what);
         }
+        if verdicts.len() != self.wishes.len() {
+            let what = format!("{} verdicts on {} checks", verdicts.len(), self.wishes.len());
+            self.world.violated(Invariant::Answered, what);
+        }
         let all =
             self.wishes.iter().zip(verdicts).all(|(wish, verdict)| {
                 !wish.enforced || verdict.is_some_and(|verdict| verdict.is_admitted())

@@ -42,7 +42,8 @@ impl Node {
         let scenario = &world.scenario;
         let clock = world.clocks[node];
         let stale_us = match scenario.flaw {
-            Some(Flaw::SpendAfterEnd) => scenario.life_us() / 2,
+            // No whole part of a life: the time at which a lease was asked for is just as old, and would make up for it.
+            Some(Flaw::SpendAfterEnd) => scenario.life_us() * 4 / 5,
             _ => 0,
         };
         let shown = clock.clock(world.start, stale_us);

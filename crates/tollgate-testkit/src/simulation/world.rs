@@ -190,8 +190,13 @@ impl World {
     fn check_quiet(&self, node: &Node) {
         node.check_conservation(self, true);
         let (stats, debt) = (node.lease.stats(), node.lease.backend().stats().debt);
-        if stats.held > 0 || node.in_flight.load(Ordering::Relaxed) > 0 {
+        if stats.held > 0 {
             self.violated(Invariant::Ended, format!("node {} is idle and holds {}", node.holder, stats.held));
+        }
+        // By a panic, for example.
+        let unanswered = node.in_flight.load(Ordering::Relaxed);
+        if unanswered > 0 {
+            self.violated(Invariant::Answered, format!("node {} has not answered {unanswered}", node.holder));
         }
         if debt > 0 {
             self.violated(Invariant::Debts, format!("node {} is idle and owes {debt}", node.holder));
@@ -282,7 +287,8 @@ impl Inside {
         self.judge.violated(invariant, at_us, what);
     }
 
-    /// Tells the judge what a call has done. `returned` is the lease that it gives back, and whether it has done so before. Returns the loan that the call brought, and whether something was taken back.
+    /// Tells the judge what a call has done. `returned` is the lease that it gives back, and whether it has done so before. Returns the
+    /// loan that the call brought, and whether something was taken back.
     pub(super) fn note(
         &mut self,
         scenario: &Scenario,
