@@ -4,6 +4,7 @@
 mod clock;
 mod cluster;
 mod excess;
+mod fake_store;
 mod network;
 mod port;
 mod process;
@@ -21,6 +22,7 @@ mod usage;
 pub use clock::SteppedClock;
 pub use cluster::Cluster;
 pub use excess::{Bound, Excess};
+pub use fake_store::FakeStore;
 pub use network::{Network, Place};
 pub use process::{Process, wait_at_most, wait_until};
 pub use program::ServerProgram;

@@ -19,6 +19,17 @@ enum Source {
         counter: quanta::Clock,
     },
     Manual(Arc<AtomicU64>),
+    Derived(Derived),
+}
+
+/// A function that computes the time.
+#[derive(Clone)]
+struct Derived(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl std::fmt::Debug for Derived {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Derived").field(&(self.0)()).finish()
+    }
 }
 
 /// How long the processor's cycle counter stands in for the real clock, which takes more than twice as long to read. Should
@@ -44,12 +55,18 @@ impl Clock {
         Self(Source::Manual(Arc::new(AtomicU64::new(start.as_micros()))))
     }
 
+    /// A clock whose time is computed by a function at each reading: a clock that drifts, or the virtual time of a simulation.
+    pub fn derived(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+        Self(Source::Derived(Derived(Arc::new(now))))
+    }
+
     /// The time on this clock.
     #[inline]
     pub fn now(&self) -> Timestamp {
         Timestamp::from_micros(match &self.0 {
             Source::System { anchor_us, counter } => anchor_us + counted_ns(counter) / 1_000,
             Source::Manual(us) => us.load(Ordering::Acquire),
+            Source::Derived(Derived(now)) => return now(),
         })
     }
 
@@ -59,6 +76,7 @@ impl Clock {
         Timestamp::from_micros(match &self.0 {
             Source::System { anchor_us, .. } => anchor_us + boot_time_ns() / 1_000,
             Source::Manual(us) => us.load(Ordering::Acquire),
+            Source::Derived(Derived(now)) => return now(),
         })
     }
 
@@ -120,6 +138,20 @@ mod tests {
         assert!(clock.now().as_micros().abs_diff(wall) < 60_000_000);
         let times: Vec<_> = (0..1_000).map(|_| clock.now()).collect();
         assert!(times.is_sorted());
+    }
+
+    #[test]
+    fn a_derived_clock_computes_its_time_at_each_reading() {
+        let real = Clock::manual(Timestamp::from_micros(1_000_000));
+        let source = real.clone();
+        let slow = Clock::derived(move || Timestamp::from_micros(source.now().as_micros() / 2));
+        assert_eq!(
+            (slow.now(), slow.exact_now()),
+            (Timestamp::from_micros(500_000), Timestamp::from_micros(500_000))
+        );
+        real.advance(Micros::from_secs(1));
+        assert_eq!(slow.now(), Timestamp::from_micros(1_000_000));
+        assert!(!slow.is_manual());
     }
 
     #[test]

@@ -46,8 +46,13 @@ struct Queues {
 impl Tasks {
     /// A queue for tasks, the driver that runs them, and a guard that stops the driver when it is dropped.
     pub fn new() -> (Self, Driver, DropGuard) {
-        let count = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(WORKERS_MAX));
-        let (send, receive) = (0..count).map(|_| mpsc::unbounded_channel()).unzip();
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Self::with_workers(cores.min(WORKERS_MAX))
+    }
+
+    /// The same with a number of workers, above zero, that does not depend on the machine.
+    pub fn with_workers(count: usize) -> (Self, Driver, DropGuard) {
+        let (send, receive) = (0..count.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
         let stop = CancellationToken::new();
         let queues = Queues { workers: send, handed_over: AtomicUsize::new(0), panics: AtomicU64::new(0) };
         let driver = Driver { workers: receive, stop: stop.clone() };
@@ -105,7 +110,14 @@ async fn caught(panics: &AtomicU64, task: impl Future<Output = ()>) -> Option<()
 
 impl Driver {
     /// Runs until all limiters and the engine are gone. The work is spread over several tasks of the runtime.
-    pub async fn run(self) {
+    pub async fn run(mut self) {
+        // One worker needs no task of its own: whoever runs the driver decides when it runs.
+        if self.workers.len() == 1
+            && let Some(tasks) = self.workers.pop()
+        {
+            self.stop.run_until_cancelled(work(tasks)).await;
+            return;
+        }
         let mut workers = JoinSet::new();
         for tasks in self.workers {
             workers.spawn(work(tasks));
@@ -119,6 +131,8 @@ async fn work(mut tasks: mpsc::UnboundedReceiver<Task>) {
     let mut running = FuturesUnordered::new();
     loop {
         tokio::select! {
+            // In one order, so that a simulation can be replayed. New tasks cannot starve the others: `recv` yields now and then.
+            biased;
             Some(task) = tasks.recv() => running.push(task),
             Some(()) = running.next(), if !running.is_empty() => {}
             else => return,

@@ -1,82 +1,87 @@
-//! What must hold, whatever happens: everything that is admitted and lent is written down here and judged.
+//! What must hold, whatever happens: everything that is admitted, lent and owed is written down here and judged.
 
-use tollgate_core::{Algorithm, Ask, Consistency, LeaseTerms, Limit, Rate, Timestamp};
+use std::collections::BTreeMap;
 
+use tollgate::lease::Lease;
+use tollgate::{Grant, Timestamp};
+
+use super::Invariant;
+use super::bounds::{Bounds, flow};
 use super::report::{Report, Violation};
 use super::scenario::{Scenario, Trouble};
-use super::{Flaw, Invariant};
-use crate::Bound;
 
-/// Permits that the store has lent, seen from outside.
+/// A lease ends so much earlier on its node, as a part of its life.
+const DRIFT_PARTS: u64 = 5_000;
+/// A node that got less than it wished for asks again after this long, or after a quarter of a lease's life.
+const PACE_MAX_US: u64 = 50_000;
+
+/// Permits that the store has lent.
 #[derive(Clone, Copy, Debug)]
-struct Lent {
-    permits: u64,
-    /// Neither spent nor taken back.
+struct Loan {
+    holder: usize,
+    place: usize,
+    /// Neither spent nor given up.
     left: u64,
+    /// Given up, and not taken back yet.
+    returning: u64,
+    /// What the store knows it by.
+    at: Timestamp,
+    life_us: u64,
     /// From this real instant on nothing of it may be spent.
     ends_us: u64,
-    received: bool,
+    /// When it ends on its node's clock, if the node has got it.
+    node_ends: Option<Timestamp>,
 }
 
-#[derive(Debug)]
+impl Loan {
+    /// Whether a node holds it as this lease.
+    fn is(&self, lease: &Lease) -> bool {
+        self.at == lease.at && self.node_ends == Some(lease.ends)
+    }
+}
+
+/// A denial that a node has heard of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Denial {
+    pub executed_us: u64,
+    /// How often the state had become better than it promised.
+    pub generation: u64,
+}
+
 pub(super) struct Judge {
     pub report: Report,
-    limit: Limit,
-    rate: Rate,
-    next: Option<(Limit, Rate)>,
+    bounds: Vec<Bounds>,
+    /// By place: when, and how many.
     admissions: Vec<Vec<(u64, u64)>>,
-    lent: Vec<Lent>,
-    /// Those that may still live, by key.
+    loans: Vec<Loan>,
+    /// Those that may still live, by place.
     live: Vec<Vec<usize>>,
-    /// What faults may add to a key, by the theory.
-    allowed: Vec<u64>,
-    /// By how much nodes may be too generous together.
-    overshoot: u64,
-    invariant: Invariant,
-    /// Whether what is left and what is out must fit into the limit together, at every instant.
-    room: bool,
-    replays: bool,
+    denials: BTreeMap<(usize, usize), Denial>,
+    /// Until when a node leaves a state alone.
+    paced_until_us: BTreeMap<(usize, usize), u64>,
+    /// By place: admitted by nodes alone, and charged for that.
+    owed: Vec<u64>,
+    charged: Vec<u64>,
+    /// What a failover has forgotten may be done once more.
+    forgets: bool,
 }
 
 impl Judge {
-    pub(super) fn new(seed: u64, scenario: &Scenario) -> Self {
-        let invariant = match (scenario.trouble, scenario.consistency) {
-            (Trouble::StepsBack | Trouble::Steps, _) => Invariant::ClockSteps,
-            (Trouble::Failover | Trouble::Guarded, _) => Invariant::Failover,
-            (Trouble::Change, _) => Invariant::LimitChange,
-            (Trouble::Network, _) => Invariant::Network,
-            (_, Consistency::Strict) => Invariant::Strict,
-            (_, Consistency::Lease) => Invariant::Lease,
-            (_, Consistency::LeaseFast) => Invariant::LeaseFast,
-        };
-        let overshoot = |limit: &Limit, terms: Option<LeaseTerms>| {
-            // Who asks for any number does not keep to the ceiling, by which the overshoot may be smaller.
-            let ceiling =
-                |terms: LeaseTerms| if scenario.adversarial { limit.size() } else { terms.ceiling() };
-            terms
-                .map(|terms| terms.with_ceiling(ceiling(terms)))
-                .map_or(0, |terms| terms.overshoot(limit, scenario.nodes as u64))
-        };
-        let after = scenario.next.map_or(0, |(limit, _, terms)| overshoot(&limit, terms));
-        let is_judged_as_strict = scenario.flaw == Some(Flaw::ObviousLease);
-        let unsure = matches!(scenario.trouble, Trouble::Steps | Trouble::Failover | Trouble::Change);
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let places = scenario.places();
+        let bounds = (0..places).map(|place| Bounds::new(scenario, scenario.limit_of(place))).collect();
+        let consistency = scenario.limits[0].now.added.settings.consistency;
         Self {
-            report: Report::new(seed, scenario.trouble, scenario.consistency),
-            limit: scenario.limit,
-            rate: scenario.rate,
-            next: scenario.next.map(|(limit, rate, _)| (limit, rate)),
-            admissions: vec![Vec::new(); scenario.keys],
-            lent: Vec::new(),
-            live: vec![Vec::new(); scenario.keys],
-            allowed: vec![0; scenario.keys],
-            overshoot: if is_judged_as_strict {
-                0
-            } else {
-                overshoot(&scenario.limit, scenario.terms).max(after)
-            },
-            invariant,
-            room: !unsure && scenario.terms.is_some_and(|terms| terms.counts_out()),
-            replays: !scenario.has_steps() && scenario.trouble != Trouble::Failover,
+            report: Report::new(scenario.seed, scenario.trouble, consistency),
+            bounds,
+            admissions: vec![Vec::new(); places],
+            loans: Vec::new(),
+            live: vec![Vec::new(); places],
+            denials: BTreeMap::new(),
+            paced_until_us: BTreeMap::new(),
+            owed: vec![0; places],
+            charged: vec![0; places],
+            forgets: matches!(scenario.trouble, Trouble::Failover | Trouble::Guarded),
         }
     }
 
@@ -84,167 +89,201 @@ impl Judge {
         self.report.violations.push(Violation { invariant, at_us, what });
     }
 
-    /// Somebody was let through.
-    pub(super) fn admitted(&mut self, key: usize, at_us: u64, cost: u64) {
-        self.report.note([1, key as u64, at_us, cost]);
+    /// A request was admitted.
+    pub(super) fn admitted(&mut self, place: usize, at_us: u64, cost: u64) {
+        self.report.note([1, place as u64, at_us, cost]);
         self.report.admissions += 1;
-        self.admissions[key].push((at_us, cost));
+        self.admissions[place].push((at_us, cost));
     }
 
-    /// The store has lent permits, which may be spent until `ends_us`.
-    pub(super) fn has_lent(&mut self, key: usize, permits: u64, ends_us: u64) -> usize {
-        self.report.lent += permits;
-        self.lent.push(Lent { permits, left: permits, ends_us, received: false });
-        self.live[key].push(self.lent.len() - 1);
-        self.lent.len() - 1
+    /// The store has lent permits.
+    pub(super) fn lent(&mut self, holder: usize, place: usize, grant: &Grant, at_us: u64) -> usize {
+        self.report.note([2, place as u64, at_us, grant.permits]);
+        self.report.lent += grant.permits;
+        let life_us = grant.life.get();
+        self.loans.push(Loan {
+            holder,
+            place,
+            left: grant.permits,
+            returning: 0,
+            at: grant.at,
+            life_us,
+            ends_us: at_us + life_us,
+            node_ends: None,
+        });
+        self.live[place].push(self.loans.len() - 1);
+        self.loans.len() - 1
     }
 
-    /// A node has got what was lent.
-    pub(super) fn received(&mut self, lease: usize, at_us: u64) {
-        if core::mem::replace(&mut self.lent[lease].received, true) {
-            self.violated(Invariant::Conservation, at_us, format!("lease {lease} was received twice"));
+    /// A node has got a loan that it asked for at `sent`.
+    pub(super) fn received(&mut self, loan: usize, sent: Timestamp) {
+        let life_us = self.loans[loan].life_us;
+        let life_us = life_us - life_us.div_ceil(DRIFT_PARTS);
+        self.loans[loan].node_ends = Some(Timestamp::from_micros(sent.as_micros() + life_us));
+    }
+
+    /// A node has admitted a request by what it holds. `now` is its own time.
+    pub(super) fn spent(&mut self, holder: usize, place: usize, permits: u64, at_us: u64, now: Timestamp) {
+        self.admitted(place, at_us, permits);
+        let mut held = self.held(holder, place);
+        // Those that end first before others, as the node does; those that have ended last, and never if all is well.
+        held.sort_by_key(|loan| {
+            let Loan { ends_us, node_ends, .. } = self.loans[*loan];
+            (at_us >= ends_us, node_ends.is_none_or(|ends| now >= ends), node_ends)
+        });
+        let mut missing = permits;
+        for loan in held {
+            let Loan { left, ends_us, .. } = &mut self.loans[loan];
+            let taken = missing.min(*left);
+            *left -= taken;
+            missing -= taken;
+            if taken > 0 && at_us >= *ends_us {
+                let what =
+                    format!("node {holder} spends {taken} of a lease that ended {} us ago", at_us - *ends_us);
+                self.violated(Invariant::LeaseEnds, at_us, what);
+            }
+            if missing == 0 {
+                return;
+            }
+        }
+        let what =
+            format!("node {holder} spends {permits} of place {place}, {missing} more than it was lent");
+        self.violated(Invariant::Conservation, at_us, what);
+    }
+
+    /// A node gives a lease up, perhaps not for the first time.
+    pub(super) fn given_up(&mut self, holder: usize, place: usize, lease: &Lease) {
+        let held = self.held(holder, place);
+        if let Some(loan) = held.into_iter().find(|loan| self.loans[*loan].is(lease)) {
+            let Loan { left, returning, .. } = &mut self.loans[loan];
+            let moved = lease.left.saturating_sub(*returning).min(*left);
+            (*left, *returning) = (*left - moved, *returning + moved);
         }
     }
 
-    /// Permits of a lease are spent.
-    pub(super) fn spent(&mut self, lease: usize, permits: u64, at_us: u64) {
-        let record = &mut self.lent[lease];
-        let too_many = permits > record.left;
-        record.left = record.left.saturating_sub(permits);
-        let ends_us = record.ends_us;
-        if too_many {
-            self.violated(Invariant::Conservation, at_us, format!("lease {lease} was spent twice"));
+    /// The store has taken a lease back. `again`: the same call has done so before.
+    pub(super) fn taken_back(&mut self, holder: usize, place: usize, lease: &Lease, at_us: u64, again: bool) {
+        let permits = lease.left;
+        self.report.note([3, place as u64, at_us, permits]);
+        let mut held = self.held(holder, place);
+        // A request under way has spent of one loan, which is not known yet: the others make up for it.
+        held.sort_by_key(|loan| (!self.loans[*loan].is(lease), self.loans[*loan].node_ends));
+        let mut missing = permits;
+        for loan in held {
+            let is_the_one = self.loans[loan].is(lease);
+            if is_the_one && at_us >= self.loans[loan].ends_us {
+                self.bounds[place].allow_late_return(permits);
+            }
+            let Loan { left, returning, .. } = &mut self.loans[loan];
+            if is_the_one {
+                let taken = missing.min(*returning);
+                (*returning, missing) = (*returning - taken, missing - taken);
+            }
+            let taken = missing.min(*left);
+            (*left, missing) = (*left - taken, missing - taken);
         }
-        if at_us >= ends_us {
-            self.violated(
-                Invariant::LeaseEnds,
-                at_us,
-                format!("lease {lease} ended {} us ago", at_us - ends_us),
-            );
+        if (missing > 0 || again) && !self.forgets {
+            let what =
+                format!("node {holder} returns {permits} of place {place}, {missing} more than it held");
+            self.violated(Invariant::ReturnOnce, at_us, what);
         }
     }
 
-    /// The store has taken permits of a lease back.
-    pub(super) fn taken_back(&mut self, lease: usize, permits: u64) {
-        self.lent[lease].left = self.lent[lease].left.saturating_sub(permits);
+    /// A node has admitted permits alone, or may have.
+    pub(super) fn owes(&mut self, place: usize, permits: u64) {
+        self.owed[place] += permits;
     }
 
-    /// Permits of a key that are lent and may still be spent, or come back.
-    pub(super) fn out(&mut self, key: usize, at_us: u64) -> u64 {
-        let lent = &self.lent;
-        self.live[key].retain(|lease| at_us < lent[*lease].ends_us && lent[*lease].left > 0);
-        self.live[key].iter().map(|lease| lent[*lease].left).sum()
+    /// The store was told to take what is owed.
+    pub(super) fn charged(&mut self, place: usize, permits: u64, at_us: u64) {
+        self.report.note([4, place as u64, at_us, permits]);
+        self.report.charged += permits;
+        self.charged[place] += permits;
+        let (charged, owed) = (self.charged[place], self.owed[place]);
+        if charged > owed {
+            self.violated(Invariant::Debts, at_us, format!("place {place}: {charged} charged, {owed} owed"));
+        }
+    }
+
+    /// A node has heard that it cannot have what it asked for.
+    pub(super) fn heard_denial(&mut self, holder: usize, place: usize, denial: Denial) {
+        self.denials.insert((holder, place), denial);
+    }
+
+    /// A node leaves a state alone for a moment.
+    pub(super) fn paces(&mut self, holder: usize, place: usize, now_us: u64) {
+        let pace_us = self.bounds[place].life_us.div_ceil(4).min(PACE_MAX_US);
+        let until_us = now_us + pace_us + pace_us / 1_000 + 2;
+        self.paced_until_us.insert((holder, place), until_us);
+    }
+
+    /// The denial by which a node denies without asking, unless it only leaves the state alone.
+    pub(super) fn denial(&self, holder: usize, place: usize, now_us: u64) -> Option<Option<Denial>> {
+        let paced = self.paced_until_us.get(&(holder, place)).is_some_and(|until_us| now_us < *until_us);
+        (!paced).then(|| self.denials.get(&(holder, place)).copied())
+    }
+
+    /// Permits that are lent and may still be spent, or come back.
+    fn out(&mut self, place: usize, at_us: u64) -> u64 {
+        let loans = &self.loans;
+        self.live[place].retain(|loan| at_us < loans[*loan].ends_us);
+        self.live[place].iter().map(|loan| loans[*loan].left + loans[*loan].returning).sum()
+    }
+
+    /// The loans that a node has got of a state, with something left.
+    fn held(&self, holder: usize, place: usize) -> Vec<usize> {
+        let is_held = |(_, loan): &(usize, &Loan)| {
+            loan.holder == holder
+                && loan.place == place
+                && loan.node_ends.is_some()
+                && loan.left + loan.returning > 0
+        };
+        self.loans.iter().enumerate().filter(is_held).map(|(number, _)| number).collect()
     }
 
     /// What is left and what is out fit into the limit together.
-    pub(super) fn check_room(&mut self, key: usize, remaining: u64, at_us: u64) {
-        if !self.room {
+    pub(super) fn check_room(&mut self, place: usize, remaining: u64, at_us: u64) {
+        if !self.bounds[place].room {
             return;
         }
-        let (out, size) = (self.out(key, at_us), self.limit.size());
+        let (out, size) = (self.out(place, at_us), self.bounds[place].limit.size());
         if remaining + out > size {
-            let what = format!("key {key}: {remaining} left and {out} out of {size}");
-            self.violated(self.invariant, at_us, what);
+            let what = format!("place {place}: {remaining} left and {out} out of {size}");
+            self.violated(self.bounds[place].invariant, at_us, what);
         }
     }
 
     /// The store's clock goes forward: what would have flowed meanwhile, and what is out without being counted any more.
     pub(super) fn allow_step(&mut self, by_us: u64, at_us: u64) {
-        for key in 0..self.allowed.len() {
-            let flows = flow(self.rate, by_us).min(self.limit.size());
-            self.allowed[key] += flows + self.out(key, at_us);
+        for place in 0..self.bounds.len() {
+            let out = self.out(place, at_us);
+            let bounds = &mut self.bounds[place];
+            bounds.allowed += flow(bounds.rate, by_us).min(bounds.limit.size()) + out;
         }
     }
 
-    /// Writes are lost, by which so much was taken of each key, and leases of so long a life.
-    pub(super) fn allow_loss(&mut self, lost: &[u64], life_us: u64) {
-        for (allowed, lost) in self.allowed.iter_mut().zip(lost) {
-            let size = self.limit.size();
-            *allowed += (*lost).min(size) + flow(self.rate, life_us).min(size);
-        }
-    }
-
-    /// What the store has lent is what nodes got, and what was lost on the way.
-    pub(super) fn settle_lent(&mut self, granted: u64, at_us: u64) {
-        let report = &mut self.report;
-        report.lost_on_the_way = report.lent - granted.min(report.lent);
-        let received: u64 = self.lent.iter().filter(|lent| lent.received).map(|lent| lent.permits).sum();
-        if received != granted {
-            let what = format!("{received} permits were received and {granted} accounted for");
-            self.violated(Invariant::Conservation, at_us, what);
+    /// Writes are lost, by which so much was taken of each state.
+    pub(super) fn allow_loss(&mut self, lost: &[u64]) {
+        for (bounds, lost) in self.bounds.iter_mut().zip(lost) {
+            let size = bounds.limit.size();
+            bounds.allowed += (*lost).min(size) + flow(bounds.rate, bounds.life_us).min(size);
         }
     }
 
     /// When all is over. `on_store` is what the store's clock says at a real time.
     pub(super) fn judge(&mut self, end_us: u64, on_store: impl Fn(u64) -> Timestamp) {
-        for key in 0..self.admissions.len() {
-            let mut admissions = core::mem::take(&mut self.admissions[key]);
-            let allowed = self.allowed[key] + self.overshoot;
-            let excess = match self.limit {
-                Limit::TokenBucket(_) | Limit::LeakyBucket(_) => self.bound().excess(&mut admissions).permits,
-                Limit::IntervalBucket(it) => {
-                    interval_excess(it.capacity(), it.refill(), it.period(), &mut admissions)
-                }
-                Limit::FixedWindow(_)
-                | Limit::SlidingCounter(_)
-                | Limit::SlidingLog(_)
-                | Limit::CalendarQuota(_) => match self.replays {
-                    true => self.refused_in_replay(&mut admissions, &on_store),
-                    false => 0,
-                },
-            };
-            // Without bookkeeping of what is out the theory says nothing tighter for these.
-            let is_bucket = matches!(self.limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_));
-            if !is_bucket && !self.replays {
-                continue;
-            }
+        let got: u64 = self.report.granted;
+        self.report.lost_on_the_way = self.report.lent.saturating_sub(got);
+        for place in 0..self.bounds.len() {
+            let mut admissions = core::mem::take(&mut self.admissions[place]);
+            let bounds = &self.bounds[place];
+            let Some(excess) = bounds.excess(&mut admissions, &on_store) else { continue };
+            let (invariant, allowed) = (bounds.invariant, bounds.allowed + bounds.overshoot);
             self.report.worst_excess = self.report.worst_excess.max(excess);
             if excess > allowed {
-                let what = format!("key {key}: {excess} permits too many, {allowed} allowed");
-                self.violated(self.invariant, end_us, what);
+                let what = format!("place {place}: {excess} permits too many, {allowed} allowed");
+                self.violated(invariant, end_us, what);
             }
         }
     }
-
-    /// The larger burst and the larger rate of both limits.
-    fn bound(&self) -> Bound {
-        let faster = self.next.map(|(_, rate)| rate).filter(|rate| {
-            u128::from(rate.permits()) * u128::from(self.rate.per().get())
-                > u128::from(self.rate.permits()) * u128::from(rate.per().get())
-        });
-        let rate = faster.unwrap_or(self.rate);
-        let burst = self.next.map_or(0, |(limit, _)| limit.size()).max(self.limit.size());
-        Bound { burst, permits: rate.permits(), period_us: rate.per().get() }
-    }
-
-    /// The permits that the plain algorithm would refuse if everybody came when they were let through.
-    fn refused_in_replay(&self, admissions: &mut [(u64, u64)], on_store: impl Fn(u64) -> Timestamp) -> u64 {
-        admissions.sort_unstable_by_key(|(at_us, _)| *at_us);
-        let mut state = self.limit.fresh(on_store(0));
-        let refused = admissions.iter().filter(|(at_us, cost)| {
-            !self.limit.decide(&mut state, on_store(*at_us), Ask::of(*cost)).is_admitted()
-        });
-        refused.map(|(_, cost)| *cost).sum()
-    }
-}
-
-/// What flows in some time, rounded up.
-fn flow(rate: Rate, us: u64) -> u64 {
-    let permits = (u128::from(rate.permits()) * u128::from(us)).div_ceil(u128::from(rate.per().get()));
-    u64::try_from(permits).unwrap_or(u64::MAX)
-}
-
-/// Refills are a period apart or more: in an interval of length t there are at most t / period and one, on top of what was there.
-fn interval_excess(capacity: u64, refill: u64, period_us: u64, admissions: &mut [(u64, u64)]) -> u64 {
-    admissions.sort_unstable_by_key(|(at_us, _)| *at_us);
-    let mut worst = 0;
-    for first in 0..admissions.len() {
-        let (from_us, mut total) = (admissions[first].0, 0_u64);
-        for (at_us, cost) in &admissions[first..] {
-            total += cost;
-            let bound = capacity + refill * ((at_us - from_us) / period_us + 1);
-            worst = worst.max(total.saturating_sub(bound));
-        }
-    }
-    worst
 }

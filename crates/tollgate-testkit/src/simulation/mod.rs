@@ -1,14 +1,15 @@
-//! Nodes that hold leases of shared limits, and the store that lends them, in one thread and without I/O: what they decide is
-//! the real code, and everything around it comes from a seed, which replays it.
+//! Nodes and the store that they share, in one thread, in virtual time and without I/O. A node is the production code
+//! `Lease<Guard<S>>` with its background tasks; the store, the network, the clocks and the load come from a seed, which replays them.
 
-mod conduct;
+mod agenda;
+mod asker;
+mod bounds;
+mod clock;
 mod judge;
-mod load;
+mod network;
 mod node;
 mod report;
 mod scenario;
-mod store;
-mod wire;
 mod world;
 
 pub use report::{Report, Violation};
@@ -16,17 +17,17 @@ pub use scenario::Trouble;
 
 /// Plays a seed.
 pub fn play(seed: u64) -> Report {
-    world::World::new(seed, None, false).play()
+    world::play(seed, None, false)
 }
 
 /// Plays a seed and tells what happened.
 pub fn tell(seed: u64) -> Report {
-    world::World::new(seed, None, true).play()
+    world::play(seed, None, true)
 }
 
 /// Plays a seed with something done wrong on purpose, which the judge must see.
 pub fn play_flawed(seed: u64, flaw: Flaw) -> Report {
-    world::World::new(seed, Some(flaw), false).play()
+    world::play(seed, Some(flaw), false)
 }
 
 /// Something done wrong on purpose: a judge that does not see it is blind.
@@ -40,7 +41,7 @@ pub enum Flaw {
     LifeFromReceipt,
     /// A return counts each time that it arrives.
     UnnumberedReturns,
-    /// A node looks at its clock only now and then.
+    /// A node's clock shows a new time only now and then.
     SpendAfterEnd,
 }
 
@@ -53,6 +54,15 @@ impl Flaw {
         Self::UnnumberedReturns,
         Self::SpendAfterEnd,
     ];
+
+    /// The invariant by which the judge must see it.
+    pub const fn violates(self) -> Invariant {
+        match self {
+            Self::ObviousLease | Self::UnchargedEpochs => Invariant::Lease,
+            Self::LifeFromReceipt | Self::SpendAfterEnd => Invariant::LeaseEnds,
+            Self::UnnumberedReturns => Invariant::ReturnOnce,
+        }
+    }
 
     /// What it is called.
     pub const fn as_str(self) -> &'static str {
@@ -95,12 +105,14 @@ pub enum Invariant {
     Failover,
     /// What is owed is charged once.
     Debts,
-    /// A table keeps to its cap.
-    Cap,
     /// With two limits after each other the larger holds; a cost above the size is denied for ever.
     LimitChange,
     /// Who waits as long as was said is admitted.
     Retry,
+    /// Every request is answered within its deadline.
+    Answered,
+    /// A node whose store is well again decides by it.
+    Recovery,
     /// A node that was told to end holds nothing.
     Ended,
 }
@@ -122,9 +134,10 @@ impl Invariant {
             Self::ReturnOnce => "I12 return once",
             Self::Failover => "I13 failover",
             Self::Debts => "I14 debts",
-            Self::Cap => "I15 cap",
             Self::LimitChange => "I16 limit change",
             Self::Retry => "I17 retry",
+            Self::Answered => "I18 answered",
+            Self::Recovery => "I19 recovery",
             Self::Ended => "I20 ended",
         }
     }

@@ -1,252 +1,212 @@
-//! A node: its clock, a bounded table of what it holds, and an account of every permit that it ever got.
+//! A node: the production code with its background tasks, which can be paused, killed and told to end.
 
-use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use tollgate_core::lease::{Holding, Lease, Move};
-use tollgate_core::{Grant, LeaseTerms, Micros, Timestamp};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tollgate::{Backend, Guard, GuardConfig, Lease, LeaseStats, LimitId, MemoryConfig, Share};
 
 use super::Flaw;
+use super::Invariant;
+use super::clock::NodeClock;
+use super::network::NodeLink;
+use super::scenario::Version;
+use super::world::World;
+use crate::fake_store::{FakeLimit, FakeStore, lock};
 
-/// What a node holds of one key.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Entry {
-    /// Told apart from an earlier entry of the same key, which had to make room.
-    pub id: u64,
-    pub holding: Holding,
-    /// Where the last denial came from: how often the key had become better than it promised, and when.
-    pub denial: Option<(u64, u64)>,
-    /// The judge's names of the leases that are held, in their order.
-    names: Vec<Named>,
-}
+/// A node that was told to end does so by then, whatever the network does.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-#[derive(Clone, Copy, Debug)]
-struct Named {
-    lease: usize,
-    left: u64,
-    ends: Timestamp,
-}
-
-/// A lease, or what is left of it, with the judge's name.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GivenUp {
-    pub lease: usize,
-    pub held: Lease,
-}
-
-/// Where the permits went that a node has got.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Account {
-    pub granted: u64,
-    pub spent: u64,
-    pub given_back: u64,
-    pub expired: u64,
-    pub lost: u64,
-}
-
-#[derive(Debug)]
+/// A node, from its start to its crash or its end.
 pub(super) struct Node {
-    pub entries: BTreeMap<usize, Entry>,
-    pub account: Account,
-    /// How many returns there were of a key, for all that this node knows.
-    pub returns: BTreeMap<usize, u64>,
-    /// What was admitted alone and not charged yet.
-    pub debts: BTreeMap<usize, u64>,
-    pub unreachable_until_us: u64,
-    pub paused_until_us: u64,
-    pub is_up: bool,
-    /// How often it has started: what was asked before is not its business.
-    pub starts: u64,
-    cap: usize,
-    offset_us: u64,
-    drift_ppm: i64,
-    /// The clock as it was last looked at.
-    looked_at: Timestamp,
-    next_id: u64,
-    flaw: Option<Flaw>,
+    pub(super) lease: Lease<Guard<FakeStore>>,
+    /// Unlike the number of the node, this names one start of it.
+    pub(super) holder: usize,
+    pub(super) clock: NodeClock,
+    /// The limits as they are now.
+    pub(super) limits: Vec<(LimitId, Arc<FakeLimit>)>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) in_flight: Arc<AtomicUsize>,
+    tasks: Vec<AbortHandle>,
+    /// Whether limits were removed, and with them what is known of their leases.
+    has_changed: bool,
 }
 
 impl Node {
-    pub(super) fn new(cap: usize, offset_us: u64, drift_ppm: i64, flaw: Option<Flaw>) -> Self {
-        Self {
-            entries: BTreeMap::new(),
-            account: Account::default(),
-            returns: BTreeMap::new(),
-            debts: BTreeMap::new(),
-            unreachable_until_us: 0,
-            paused_until_us: 0,
-            is_up: true,
-            starts: 0,
-            cap,
-            offset_us,
-            drift_ppm,
-            looked_at: Timestamp::default(),
-            next_id: 0,
-            flaw,
-        }
-    }
-
-    /// The node's own time.
-    pub(super) fn clock(&self, real_us: u64) -> Timestamp {
-        let run = i128::from(real_us) * i128::from(1_000_000 + self.drift_ppm) / 1_000_000;
-        Timestamp::from_micros(self.offset_us + run as u64)
-    }
-
-    /// Decides on a request, and says of which leases it was paid.
-    pub(super) fn decide(
-        &mut self,
-        real_us: u64,
-        key: usize,
-        (cost, waits): (u64, bool),
-        terms: &LeaseTerms,
-        parts: Option<u64>,
-    ) -> (Move, Vec<(usize, u64)>) {
-        let now = match self.flaw {
-            Some(Flaw::SpendAfterEnd) => self.looked_at.max(self.clock(0)),
-            _ => self.clock(real_us),
+    pub(super) fn start(world: &Arc<World>, node: usize, holder: usize, is_changed: bool) -> Self {
+        let scenario = &world.scenario;
+        let clock = world.clocks[node];
+        let stale_us = match scenario.flaw {
+            // No whole part of a life: the time at which a lease was asked for is just as old, and would make up for it.
+            Some(Flaw::SpendAfterEnd) => scenario.life_us() * 4 / 5,
+            _ => 0,
         };
-        self.make_room_for(key);
-        let entry = self.entries.entry(key).or_insert_with(|| {
-            self.next_id += 1;
-            Entry { id: self.next_id, ..Entry::default() }
+        let shown = clock.clock(world.start, stale_us);
+        let link = Arc::new(NodeLink { world: Arc::clone(world), node, holder, clock });
+        let (store, driver) = FakeStore::over(Arc::new(link), shown.clone(), scenario.deadlines);
+        let config = GuardConfig {
+            share: Share::HALF,
+            local: MemoryConfig { max_keys: 64 },
+            forget_after: Duration::from_secs(1),
+            ..GuardConfig::default()
+        };
+        let (guard, guard_driver) = Guard::new(store, config, shown);
+        let lease = Lease::new(guard);
+        let gate = Arc::new(Gate::default());
+        let tasks = vec![
+            tokio::spawn(Pausable::new(&gate, driver.run())).abort_handle(),
+            tokio::spawn(Pausable::new(&gate, guard_driver.run())).abort_handle(),
+        ];
+        let versions = scenario.limits.iter().map(|plan| match &plan.next {
+            Some(next) if is_changed => next,
+            _ => &plan.now,
         });
-        let step = entry.holding.decide(now, cost, waits, terms, parts);
-        let mut paid = Vec::new();
-        for (named, lease) in entry.names.iter_mut().zip(entry.holding.leases()) {
-            if named.left > lease.left {
-                paid.push((named.lease, named.left - lease.left));
-                named.left = lease.left;
-            }
-        }
-        if let Move::Spend { .. } = step {
-            self.account.spent += cost;
-        }
-        (step, paid)
+        let limits = versions.map(|version| add(&lease, version)).collect();
+        let in_flight = Arc::default();
+        Self { lease, holder, clock, limits, gate, in_flight, tasks, has_changed: false }
     }
 
-    /// The entry that a call was sent for, if it is still there.
-    pub(super) fn entry(&mut self, key: usize, id: u64) -> Option<&mut Entry> {
-        self.entries.get_mut(&key).filter(|entry| entry.id == id)
-    }
-
-    /// A call was answered that asked for `ahead` permits. Says whether what was lent has come to somebody.
-    #[expect(clippy::too_many_arguments, reason = "what an answer consists of")]
-    pub(super) fn answered(
-        &mut self,
-        real_us: u64,
-        (key, id): (usize, u64),
-        sent: Timestamp,
-        ahead: u64,
-        lent: Option<(Grant, usize)>,
-        denied: Option<(u64, Micros)>,
-        from: (u64, u64),
-        terms: &LeaseTerms,
-    ) -> bool {
-        let now = self.clock(real_us);
-        let sent = if self.flaw == Some(Flaw::LifeFromReceipt) { now } else { sent };
-        let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.id == id) else { return false };
-        let grant = lent.map(|(grant, _)| grant);
-        let expired = entry.holding.answered(now, sent, ahead, grant, denied, terms);
-        entry.denial = denied.map(|_| from);
-        let Some((grant, name)) = lent.filter(|(grant, _)| grant.permits > 0 && ahead > 0) else {
-            return false;
+    /// Runs a request as long as the node runs.
+    pub(super) fn spawn(&mut self, request: impl Future<Output = ()> + Send + 'static) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let in_flight = Arc::clone(&self.in_flight);
+        let counted = async move {
+            request.await;
+            in_flight.fetch_sub(1, Ordering::Relaxed);
         };
-        self.account.granted += grant.permits;
-        self.account.expired += expired;
-        entry.names.retain(|named| now < named.ends && named.left > 0);
-        let leases = entry.holding.leases();
-        // Unless it had ended before it came.
-        if leases.len() > entry.names.len() {
-            let place = entry.names.iter().zip(leases).take_while(|(name, it)| name.ends == it.ends).count();
-            if let Some(lease) = leases.get(place) {
-                entry.names.insert(place, Named { lease: name, left: lease.left, ends: lease.ends });
-            }
-        }
-        true
+        self.tasks.retain(|task| !task.is_finished());
+        self.tasks.push(tokio::spawn(Pausable::new(&self.gate, counted)).abort_handle());
     }
 
-    /// Drops what has ended, and says what is to be given back of keys that nobody asks for.
-    pub(super) fn sweep(&mut self, real_us: u64, terms: &LeaseTerms) -> Vec<(usize, GivenUp)> {
-        let now = self.clock(real_us);
-        self.looked_at = now;
-        let mut given_up = Vec::new();
-        for (key, entry) in &mut self.entries {
-            self.account.expired += entry.holding.drop_ended(now);
-            entry.names.retain(|named| now < named.ends && named.left > 0);
-            if !entry.holding.is_idle(now, terms) {
-                continue;
-            }
-            let leases = entry.holding.give_up(now);
-            given_up.extend(entry.name(&leases).into_iter().map(|it| (*key, it)));
-            self.account.given_back += leases.iter().map(|lease| lease.left).sum::<u64>();
+    /// Goes on with the other limits.
+    pub(super) fn change(&mut self, world: &World) {
+        world.inside().judge.report.add_stats(&self.lease.stats());
+        self.has_changed = true;
+        let versions = world.scenario.limits.iter().filter_map(|plan| plan.next.as_ref());
+        let limits: Vec<_> = versions.map(|version| add(&self.lease, version)).collect();
+        for (id, _) in std::mem::replace(&mut self.limits, limits) {
+            self.lease.remove_limit(id);
         }
-        self.entries.retain(|_, entry| !entry.holding.is_over(now, terms.life()));
-        given_up
-    }
-
-    /// Gives up everything: the node is told to end.
-    pub(super) fn end(&mut self, real_us: u64) -> Vec<(usize, GivenUp)> {
-        let now = self.clock(real_us);
-        let mut given_up = Vec::new();
-        for (key, entry) in &mut self.entries {
-            let held = entry.held();
-            entry.names.retain(|named| now < named.ends && named.left > 0);
-            let leases = entry.holding.give_up(now);
-            let given: u64 = leases.iter().map(|lease| lease.left).sum();
-            self.account.given_back += given;
-            self.account.expired += held - given;
-            given_up.extend(entry.name(&leases).into_iter().map(|it| (*key, it)));
-        }
-        given_up
     }
 
     /// Everything that it knew is gone.
-    pub(super) fn crash(&mut self) {
-        self.account.lost += self.held();
-        self.entries.clear();
-        self.returns.clear();
-        self.debts.clear();
-        self.starts += 1;
-        self.is_up = false;
+    pub(super) fn crash(self, world: &World) {
+        self.check_conservation(world, false);
+        self.account(world);
+        self.kill();
     }
 
-    /// Permits of leases that are in the table, ended or not.
-    pub(super) fn held(&self) -> u64 {
-        self.entries.values().map(Entry::held).sum()
-    }
-
-    /// Whether every permit that it ever got is accounted for, and named as it is held.
-    pub(super) fn is_balanced(&self) -> bool {
-        let Account { granted, spent, given_back, expired, lost } = self.account;
-        let is_named =
-            |entry: &Entry| entry.names.iter().map(|named| named.left).sum::<u64>() == entry.held();
-        granted == spent + self.held() + given_back + expired + lost && self.entries.values().all(is_named)
-    }
-
-    pub(super) fn is_within_cap(&self) -> bool {
-        self.entries.len() <= self.cap
-    }
-
-    /// Whoever was asked for longest ago makes room. What it holds is destroyed.
-    fn make_room_for(&mut self, key: usize) {
-        if self.entries.contains_key(&key) || self.entries.len() < self.cap {
-            return;
+    /// Ends as a program does that was told to: it finishes its requests, settles what it owes and gives everything back.
+    pub(super) async fn end(self, world: Arc<World>) {
+        let deadline = world.scenario.deadlines.wait + Duration::from_millis(5);
+        let drained = async {
+            while self.in_flight.load(Ordering::Relaxed) > 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let is_drained = timeout(deadline, drained).await.is_ok();
+        self.lease.backend().settle_debts().await;
+        if timeout(ENDS_WITHIN, self.lease.close()).await.is_err() {
+            world.violated(Invariant::Ended, format!("node {} does not end", self.holder));
         }
-        let oldest =
-            self.entries.iter().min_by_key(|(_, entry)| entry.holding.used_at()).map(|(key, _)| *key);
-        if let Some(entry) = oldest.and_then(|key| self.entries.remove(&key)) {
-            self.account.lost += entry.held();
+        let stats = self.lease.stats();
+        if is_drained && stats.held > 0 {
+            world.violated(Invariant::Ended, format!("node {} still holds {}", self.holder, stats.held));
+        }
+        self.check_conservation(&world, is_drained);
+        self.account(&world);
+        self.kill();
+    }
+
+    /// Every permit that it ever got is accounted for. `is_quiet`: none is on its way back or held after its end.
+    pub(super) fn check_conservation(&self, world: &World, is_quiet: bool) {
+        let stats = self.lease.stats();
+        let LeaseStats { granted, spent, returned, expired, lost, held, .. } = stats;
+        let known = spent + returned + expired + lost + held;
+        if known > granted || (is_quiet && known < granted) {
+            world.violated(Invariant::Conservation, format!("node {}: {stats:?}", self.holder));
+        }
+    }
+
+    fn account(&self, world: &World) {
+        let stats = self.lease.stats();
+        world.inside().judge.report.add_stats(&stats);
+    }
+
+    fn kill(self) {
+        for task in &self.tasks {
+            task.abort();
         }
     }
 }
 
-impl Entry {
-    fn held(&self) -> u64 {
-        self.holding.leases().iter().map(|lease| lease.left).sum()
+fn add(lease: &Lease<Guard<FakeStore>>, version: &Version) -> (LimitId, Arc<FakeLimit>) {
+    let FakeLimit { scope, limit, settings } = &*version.added;
+    let id = lease.add_limit(scope, *limit, settings).expect("a scenario has a few limits");
+    (id, Arc::clone(&version.added))
+}
+
+/// Stops all tasks of a node.
+#[derive(Default)]
+pub(super) struct Gate(Mutex<Paused>);
+
+#[derive(Default)]
+struct Paused {
+    is_paused: bool,
+    resumed_us: u64,
+    waiting: Vec<Waker>,
+}
+
+impl Gate {
+    pub(super) fn pause(&self) {
+        lock(&self.0).is_paused = true;
     }
 
-    /// The names of all leases, which were given up in their order.
-    fn name(&mut self, leases: &[Lease]) -> Vec<GivenUp> {
-        let named = core::mem::take(&mut self.names).into_iter().filter(|named| named.left > 0);
-        named.zip(leases).map(|(named, held)| GivenUp { lease: named.lease, held: *held }).collect()
+    pub(super) fn resume(&self, now_us: u64) {
+        let mut paused = lock(&self.0);
+        (paused.is_paused, paused.resumed_us) = (false, now_us);
+        let waiting = std::mem::take(&mut paused.waiting);
+        drop(paused);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        lock(&self.0).is_paused
+    }
+
+    /// When the node was last told to go on.
+    pub(super) fn resumed_us(&self) -> u64 {
+        lock(&self.0).resumed_us
+    }
+}
+
+/// A task that does not run while its node is paused.
+struct Pausable<F> {
+    gate: Arc<Gate>,
+    task: Pin<Box<F>>,
+}
+
+impl<F: Future> Pausable<F> {
+    fn new(gate: &Arc<Gate>, task: F) -> Self {
+        Self { gate: Arc::clone(gate), task: Box::pin(task) }
+    }
+}
+
+impl<F: Future> Future for Pausable<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let mut paused = lock(&self.gate.0);
+        if paused.is_paused {
+            paused.waiting.push(context.waker().clone());
+            return Poll::Pending;
+        }
+        drop(paused);
+        self.task.as_mut().poll(context)
     }
 }

@@ -1,5 +1,9 @@
-//! What a seed stands for: a limit, how it is lent, and what goes wrong meanwhile.
+//! What a seed stands for: limits, how they are lent, and what goes wrong meanwhile.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::{Deadlines, FailureMode, LimitSettings, OnFailure};
 use tollgate_core::{
     Consistency, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, LeaseTerms, Limit, Micros, Rate,
     SlidingCounter, TokenBucket,
@@ -7,6 +11,7 @@ use tollgate_core::{
 
 use super::Flaw;
 use crate::Random;
+use crate::fake_store::FakeLimit;
 
 /// What mainly goes wrong in a seed. All but the first may come with a bad network as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,106 +69,192 @@ impl Trouble {
 /// Everything that a seed fixes before the first event.
 #[derive(Clone, Debug)]
 pub(super) struct Scenario {
+    pub seed: u64,
     pub trouble: Trouble,
-    pub consistency: Consistency,
-    pub limit: Limit,
-    pub rate: Rate,
-    pub terms: Option<LeaseTerms>,
-    /// What the limit changes to, half way through.
-    pub next: Option<(Limit, Rate, Option<LeaseTerms>)>,
-    pub nodes: usize,
+    pub limits: Vec<LimitPlan>,
+    /// Keys of each limit.
     pub keys: usize,
-    /// Entries in a node's table.
-    pub cap: usize,
-    /// Whether wishes are replaced by any number.
+    pub nodes: usize,
+    /// How many nodes the store says there are.
+    pub known_nodes: Option<u32>,
+    /// Whether nodes borrow any number of permits, whatever they wished for.
     pub adversarial: bool,
     /// Whether some callers are ready to wait.
     pub waits: bool,
+    /// Whether some callers leave before they are answered.
+    pub leaves: bool,
     pub bad_network: bool,
-    /// Whether packets may be doubled. Then nobody can be sure that a return was refused: perhaps its double was not.
+    /// Whether calls may be executed twice.
     pub doubles: bool,
     pub duration_us: u64,
     /// Between two requests, on average.
     pub pause_us: u64,
     /// A call under way, at least.
     pub latency_us: u64,
-    pub deadline_us: u64,
-    pub sweep_us: u64,
+    pub deadlines: Deadlines,
     pub flaw: Option<Flaw>,
 }
 
+/// A limit of a scenario.
+#[derive(Clone, Debug)]
+pub(super) struct LimitPlan {
+    pub now: Version,
+    /// What the limit changes to, half way through.
+    pub next: Option<Version>,
+}
+
+/// A limit as nodes add it.
+#[derive(Clone, Debug)]
+pub(super) struct Version {
+    pub added: Arc<FakeLimit>,
+    pub rate: Rate,
+    pub terms: Option<LeaseTerms>,
+}
+
 impl Scenario {
-    pub(super) fn draw(random: &mut Random, flaw: Option<Flaw>) -> Self {
+    pub(super) fn draw(seed: u64, random: &mut Random, flaw: Option<Flaw>) -> Self {
         let trouble = match flaw {
             None => Trouble::ALL[random.below(Trouble::ALL.len() as u64) as usize],
             Some(Flaw::ObviousLease | Flaw::UnchargedEpochs) => Trouble::None,
             Some(Flaw::LifeFromReceipt | Flaw::UnnumberedReturns) => Trouble::Network,
             Some(Flaw::SpendAfterEnd) => Trouble::Nodes,
         };
-        let consistency = match flaw {
-            None => Consistency::ALL[random.below(3) as usize],
-            Some(Flaw::ObviousLease) => Consistency::LeaseFast,
-            Some(_) => Consistency::Lease,
-        };
         // Another limit half way through and a bucket's bound: only where the state says what it would mean.
         let only_buckets = flaw.is_some() || trouble == Trouble::Change;
-        let (limit, rate) = draw_limit(random, only_buckets);
-        let terms = draw_terms(random, &limit, consistency, flaw);
-        let next = (trouble == Trouble::Change).then(|| {
-            let (limit, rate) = draw_same_algorithm(random, &limit);
-            (limit, rate, draw_terms(random, &limit, consistency, flaw))
-        });
-        let horizon = limit.horizon().get();
-        let life = terms.map_or(horizon / 10, |terms| terms.life().get());
-        let latency_us = (life / (10 + random.below(200))).clamp(5, 2_000);
-        let nodes = 1 + random.below(8) as usize;
+        let on_failure = OnFailure {
+            mode: [FailureMode::Local, FailureMode::Local, FailureMode::Open, FailureMode::Closed]
+                [random.below(4) as usize],
+            settle: trouble == Trouble::Debts || random.one_in(2),
+            deadline: None,
+        };
+        let count = if flaw.is_some() { 1 } else { 1 + random.below(3) as usize };
+        let mut limits = Vec::new();
+        for number in 0..count {
+            let consistency = match flaw {
+                None => Consistency::ALL[random.below(3) as usize],
+                Some(_) => Consistency::Lease,
+            };
+            let settings = LimitSettings {
+                consistency,
+                failover_guard: trouble == Trouble::Guarded,
+                on_failure,
+                ..LimitSettings::default()
+            };
+            let (limit, rate) = draw_limit(random, only_buckets);
+            let now = Version::new(random, number, limit, rate, settings);
+            let next = (trouble == Trouble::Change).then(|| {
+                let (limit, rate) = draw_same_algorithm(random, &limit);
+                Version::new(random, number, limit, rate, settings)
+            });
+            limits.push(LimitPlan { now, next });
+        }
+        let first = &limits[0].now;
+        let horizon = first.limit().horizon().get();
+        let life = first.terms.map_or(horizon / 10, |terms| terms.life().get());
+        let latency_us = (life / (10 + random.below(100))).clamp(50, 8_000);
+        let nodes = 1 + random.below(6) as usize;
         let load_percent = 30 + random.below(300);
         // Three permits a request, on average.
-        let per_horizon = (limit.size() * load_percent / 300).clamp(40, 1_200);
-        let horizons = (1_500 / per_horizon).clamp(2, 12);
+        let per_horizon = (first.limit().size() * load_percent / 300).clamp(40, 800);
+        let horizons = (900 / per_horizon).clamp(2, 10);
+        let wait = Duration::from_millis(3 + 4 * latency_us / 1_000 + random.below(20));
+        let call = wait.max(
+            [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(500)]
+                [random.below(3) as usize],
+        );
+        let adversarial = flaw.is_some() || random.one_in(3);
+        let is_bucket =
+            |plan: &LimitPlan| matches!(plan.now.limit(), Limit::TokenBucket(_) | Limit::LeakyBucket(_));
         Self {
+            seed,
             trouble,
-            consistency,
-            limit,
-            rate,
-            terms,
-            next,
             nodes,
             keys: 1 + random.below(3) as usize,
-            cap: if random.one_in(4) { 1 } else { 8 },
-            adversarial: flaw.is_some() || random.one_in(3),
+            known_nodes: match random.below(4) {
+                0 if !adversarial => None,
+                _ if adversarial => Some(1),
+                _ => Some(nodes as u32),
+            },
+            adversarial,
             waits: matches!(trouble, Trouble::None | Trouble::Network | Trouble::Nodes)
-                && matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_))
+                && limits.iter().all(is_bucket)
                 && random.one_in(4),
+            leaves: flaw.is_none() && random.one_in(3),
             bad_network: trouble == Trouble::Network || (trouble != Trouble::None && random.one_in(2)),
             doubles: flaw.is_some() || random.one_in(2),
             duration_us: horizon * horizons,
             pause_us: (horizon / per_horizon).max(1),
             latency_us,
-            deadline_us: latency_us * (4 + random.below(20)),
-            sweep_us: (life / (2 + random.below(6))).max(100),
+            deadlines: Deadlines { wait, call },
             flaw,
+            limits,
         }
     }
 
     pub(super) fn has_steps(&self) -> bool {
         matches!(self.trouble, Trouble::Steps | Trouble::StepsBack)
     }
-}
 
-fn draw_size(random: &mut Random) -> u64 {
-    match random.below(4) {
-        0 => 1 + random.below(20),
-        1 => 20 + random.below(180),
-        _ => 200 + random.below(1_801),
+    /// The number of the state of a key.
+    pub(super) const fn place(&self, limit: usize, key: usize) -> usize {
+        limit * self.keys + key
+    }
+
+    /// The limit of a state.
+    pub(super) fn limit_of(&self, place: usize) -> &LimitPlan {
+        &self.limits[place / self.keys]
+    }
+
+    pub(super) fn places(&self) -> usize {
+        self.limits.len() * self.keys
+    }
+
+    /// The longest life of a lease, or zero.
+    pub(super) fn life_us(&self) -> u64 {
+        self.limits
+            .iter()
+            .flat_map(|plan| [Some(&plan.now), plan.next.as_ref()])
+            .flatten()
+            .map(Version::life_us)
+            .max()
+            .unwrap_or(0)
     }
 }
 
+impl Version {
+    fn new(random: &mut Random, number: usize, limit: Limit, rate: Rate, settings: LimitSettings) -> Self {
+        let ceiling = 1 + random.below(limit.size());
+        let lease_ceiling = random.one_in(4).then_some(ceiling);
+        let settings = LimitSettings { lease_ceiling, ..settings };
+        let scope = format!("{number}").into();
+        let terms = settings.lease_terms(&limit).ok();
+        Self { added: Arc::new(FakeLimit { scope, limit, settings }), rate, terms }
+    }
+
+    pub(super) fn limit(&self) -> &Limit {
+        &self.added.limit
+    }
+
+    pub(super) fn life_us(&self) -> u64 {
+        self.terms.map_or(0, |terms| terms.life().get())
+    }
+}
+
+/// Mostly large enough to be lent from.
+fn draw_size(random: &mut Random) -> u64 {
+    match random.below(6) {
+        0 => 1 + random.below(199),
+        1 | 2 => 200 + random.below(200),
+        _ => 400 + random.below(1_601),
+    }
+}
+
+/// Mostly long enough to be lent from.
 fn draw_horizon_us(random: &mut Random) -> u64 {
     match random.below(3) {
-        0 => 5_000 + random.below(45_000),
-        1 => 50_000 + random.below(450_000),
-        _ => 500_000 + random.below(2_500_000),
+        0 => 40_000 + random.below(260_000),
+        1 => 300_000 + random.below(700_000),
+        _ => 1_000_000 + random.below(3_000_000),
     }
 }
 
@@ -198,26 +289,5 @@ fn draw_same_algorithm(random: &mut Random, limit: &Limit) -> (Limit, Rate) {
         if core::mem::discriminant(&other) == core::mem::discriminant(limit) {
             return (other, rate);
         }
-    }
-}
-
-fn draw_terms(
-    random: &mut Random,
-    limit: &Limit,
-    consistency: Consistency,
-    flaw: Option<Flaw>,
-) -> Option<LeaseTerms> {
-    let terms = LeaseTerms::of_any_size(limit, consistency).ok()?;
-    let horizon = limit.horizon().get();
-    let ceiling = 1 + random.below(limit.size());
-    let terms = if random.one_in(4) { terms.with_ceiling(ceiling) } else { terms };
-    // The length that makes an ordinary debit the obvious, and wrong, lease.
-    if flaw == Some(Flaw::ObviousLease) {
-        return Some(terms.with_life(Micros::new(horizon / 5)));
-    }
-    match random.below(3) {
-        0 => Some(terms),
-        1 => Some(terms.with_life(Micros::new(horizon / (1 + random.below(8))))),
-        _ => Some(terms.with_life(Micros::new(200 + random.below(horizon.max(201) - 199)))),
     }
 }

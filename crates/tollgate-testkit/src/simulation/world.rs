@@ -1,304 +1,387 @@
-//! Real time, and everything that happens in it: one event after another.
+//! Virtual time, the store, the network, and the nodes: plays a seed from its beginning to its end.
 
-use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use tollgate_core::{Ask, LeaseTerms, Limit, Outcome, Timestamp};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tollgate::lease::Lease;
+use tollgate::{Ask, Backend, Basis, Check, Outcome};
 
+use super::agenda::{Agenda, Happening, Wish};
+use super::asker::Asker;
+use super::clock::NodeClock;
 use super::judge::Judge;
+use super::network::Network;
 use super::node::Node;
 use super::report::Report;
 use super::scenario::{Scenario, Trouble};
-use super::store::{Returned, Store};
-use super::wire::{Call, Reply, arrivals};
 use super::{Flaw, Invariant};
 use crate::Random;
+use crate::fake_store::{Asked, Call, Law, Noted, Place, Reply, Server, lock};
 
-/// What happens.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Event {
-    /// Somebody comes to some node.
-    Request,
-    /// Somebody comes to a node.
-    Arrive { node: usize, key: usize, cost: u64, wait_us: u64 },
-    /// A call reaches the store.
-    Execute { call: u64, key: usize, what: Call },
-    /// A reply reaches its node.
-    Deliver { call: u64, node: usize, reply: Reply },
-    /// A node waits no longer.
-    Deadline { call: u64, node: usize },
-    /// A node looks at its table.
-    Sweep { node: usize },
-    /// Something goes wrong.
-    Trouble,
-    /// A node starts again.
-    Start { node: usize },
-}
-
-/// A call that a node waits for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
-    pub node: usize,
-    pub starts: u64,
-    pub key: usize,
-    /// Of the entry that it was sent for.
-    pub entry: u64,
-    pub sent: Timestamp,
-    pub what: Call,
-}
-
-#[derive(Debug)]
+/// The beginning of simulated time on the store's clock.
+const BEGIN_US: u64 = 1_700_000_000_000_000;
+/// What all tasks of a seed share.
 pub(super) struct World {
-    pub scenario: Scenario,
-    pub random: Random,
-    pub store: Store,
-    pub nodes: Vec<Node>,
-    pub judge: Judge,
-    pub now_us: u64,
-    pub limit: Limit,
-    pub terms: Option<LeaseTerms>,
-    pub pending: BTreeMap<u64, Pending>,
-    /// How often a key has become better than it had promised, by key.
-    pub better: Vec<u64>,
-    /// What was admitted alone, and what was charged for it.
-    pub owed: u64,
-    pub charged: u64,
-    events: BTreeMap<(u64, u64), Event>,
-    sequence: u64,
-    calls: u64,
-    /// Which node most requests come to, and how much faster than usual.
-    pub focus: Option<usize>,
-    pub hurry: u64,
-    /// By which a return has changed the state.
-    returned: Vec<usize>,
+    pub(super) scenario: Scenario,
+    pub(super) start: Instant,
+    /// By node.
+    pub(super) clocks: Vec<NodeClock>,
+    /// Told when a message was sent.
+    pub(super) wake: Notify,
+    inside: Mutex<Inside>,
+}
+
+pub(super) struct Inside {
+    pub(super) server: Server,
+    pub(super) network: Network,
+    pub(super) judge: Judge,
+    /// By node.
+    pub(super) unreachable_until_us: Vec<u64>,
+    /// How often a state has become better than it had promised, by place.
+    pub(super) better: Vec<u64>,
+    /// Whether the network is well, whatever the scenario says.
+    pub(super) is_calm: bool,
     tells: bool,
 }
 
-impl World {
-    pub(super) fn new(seed: u64, flaw: Option<Flaw>, tells: bool) -> Self {
+/// Plays a seed in a runtime of its own, whose time is virtual.
+pub(super) fn play(seed: u64, flaw: Option<Flaw>, tells: bool) -> Report {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime without I/O can be built").block_on(async {
         let mut random = Random::new(seed);
-        let scenario = Scenario::draw(&mut random, flaw);
-        let phase_us = random.below(10_000_000);
-        let nodes = (0..scenario.nodes).map(|_| {
-            let offset_us = 1_000_000_000 + random.below(1 << 50);
-            Node::new(scenario.cap, offset_us, random.below(381) as i64 - 190, flaw)
+        let scenario = Scenario::draw(seed, &mut random, flaw);
+        let phase_us = BEGIN_US + random.below(10_000_000);
+        let agenda = Agenda::draw(&mut random, &scenario, phase_us);
+        let world = World::new(scenario, &mut random, phase_us, tells);
+        world.play(agenda).await
+    })
+}
+
+impl World {
+    fn new(scenario: Scenario, random: &mut Random, phase_us: u64, tells: bool) -> Arc<Self> {
+        let mut server = Server::new(phase_us, scenario.flaw);
+        for limit in &scenario.limits {
+            for key in 0..scenario.keys {
+                server.place(&limit.now.added.scope, &key.to_string());
+            }
+        }
+        let clocks = (0..scenario.nodes).map(|_| NodeClock {
+            offset_us: 1_000_000_000 + random.below(1 << 50),
+            drift_ppm: random.below(381) as i64 - 190,
         });
-        let nodes = nodes.collect();
-        Self {
-            store: Store::new(scenario.limit, scenario.terms, scenario.keys, phase_us, flaw),
-            nodes,
-            judge: Judge::new(seed, &scenario),
-            now_us: 0,
-            limit: scenario.limit,
-            terms: scenario.terms,
-            pending: BTreeMap::new(),
-            better: vec![0; scenario.keys],
-            owed: 0,
-            charged: 0,
-            events: BTreeMap::new(),
-            sequence: 0,
-            calls: 0,
-            focus: None,
-            hurry: 1,
-            returned: Vec::new(),
+        let inside = Inside {
+            server,
+            network: Network::default(),
+            judge: Judge::new(&scenario),
+            unreachable_until_us: vec![0; scenario.nodes],
+            better: vec![0; scenario.places()],
+            is_calm: false,
             tells,
+        };
+        Arc::new(Self {
+            start: Instant::now(),
+            clocks: clocks.collect(),
+            wake: Notify::new(),
+            inside: Mutex::new(inside),
             scenario,
-            random,
-        }
+        })
     }
 
-    pub(super) fn play(mut self) -> Report {
-        self.tell(|world| format!("{:?}", world.scenario));
-        self.after(0, Event::Request);
-        for node in 0..self.nodes.len() {
-            let first_us = self.random.below(self.scenario.sweep_us);
-            self.after(first_us, Event::Sweep { node });
-        }
-        self.plan_trouble();
-        while let Some(((at_us, _), event)) = self.events.pop_first() {
-            self.now_us = at_us;
-            if let Some(until_us) = self.paused_until(event) {
-                self.after(until_us - at_us, event);
-                continue;
+    /// Real time since the beginning.
+    pub(super) fn now_us(&self) -> u64 {
+        self.start.elapsed().as_micros() as u64
+    }
+
+    pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
+        lock(&self.inside)
+    }
+
+    pub(super) fn violated(&self, invariant: Invariant, what: String) {
+        self.inside().violated(invariant, self.now_us(), what);
+    }
+
+    async fn play(self: Arc<Self>, agenda: Agenda) -> Report {
+        self.inside().tell(0, || format!("{:?}", self.scenario));
+        let network = tokio::spawn(Arc::clone(&self).run_network());
+        let mut holders = self.scenario.nodes;
+        let mut nodes: Vec<_> =
+            (0..holders).map(|node| Some(Node::start(&self, node, node, false))).collect();
+        let mut ending = Vec::new();
+        let mut has_changed = false;
+        for (at_us, happening) in agenda.into_iter() {
+            sleep_until(self.start + Duration::from_micros(at_us)).await;
+            self.inside().judge.report.events += 1;
+            if !matches!(happening, Happening::Request { .. }) {
+                self.inside().tell(at_us, || format!("{happening:?}"));
             }
-            self.judge.report.events += 1;
-            self.happen(event);
+            match happening {
+                Happening::Request { node, wishes, leaves_after_us } => {
+                    if let Some(node) = &mut nodes[node] {
+                        self.request(node, wishes, leaves_after_us);
+                    }
+                }
+                Happening::Pause { node, for_us } => {
+                    if let Some(node) = nodes[node].as_ref().filter(|node| !node.gate.is_paused()) {
+                        node.gate.pause();
+                        let (world, gate) = (Arc::clone(&self), Arc::clone(&node.gate));
+                        tokio::spawn(async move {
+                            sleep(Duration::from_micros(for_us)).await;
+                            gate.resume(world.now_us());
+                        });
+                    }
+                }
+                Happening::Crash { node } => {
+                    if let Some(node) = nodes[node].take() {
+                        node.crash(&self);
+                    }
+                }
+                Happening::End { node } => {
+                    if let Some(node) = nodes[node].take_if(|node| !node.gate.is_paused()) {
+                        ending.push(tokio::spawn(node.end(Arc::clone(&self))));
+                    }
+                }
+                Happening::Start { node } => {
+                    if nodes[node].is_none() {
+                        nodes[node] = Some(Node::start(&self, node, holders, has_changed));
+                        holders += 1;
+                    }
+                }
+                Happening::Change { node } => {
+                    has_changed = true;
+                    self.inside().has_improved();
+                    if let Some(node) = &mut nodes[node] {
+                        node.change(&self);
+                    }
+                }
+                Happening::Unreachable { node, for_us } => {
+                    self.inside().unreachable_until_us[node] = at_us + for_us;
+                }
+                Happening::Step { by_us } => self.inside().step(by_us, self.now_us()),
+                Happening::Failover { lost_us } => {
+                    let is_guarded = self.scenario.trouble == Trouble::Guarded;
+                    self.inside().fail_over(lost_us, is_guarded, self.now_us());
+                }
+            }
         }
-        self.lone_client();
-        self.settle_accounts();
-        let store = self.store;
-        self.judge.judge(self.now_us, |real_us| store.now(real_us));
-        self.judge.report
+        self.inside().calm_down();
+        sleep(self.quiet()).await;
+        for node in nodes.into_iter().flatten() {
+            self.check_quiet(&node);
+            self.check_recovery(&node).await;
+            ending.push(tokio::spawn(node.end(Arc::clone(&self))));
+        }
+        for end in ending {
+            end.await.expect("a node ends without a panic");
+        }
+        network.abort();
+        self.conclude()
     }
 
-    /// Something will happen, so much later.
-    pub(super) fn after(&mut self, us: u64, event: Event) {
-        self.sequence += 1;
-        self.events.insert((self.now_us + us, self.sequence), event);
+    /// How long it takes until nothing is under way any more.
+    fn quiet(&self) -> Duration {
+        let life = Duration::from_micros(self.scenario.life_us());
+        2 * life + 5 * self.scenario.deadlines.call + Duration::from_secs(2)
     }
 
+    /// A node of which nobody asks anything holds nothing and owes nothing.
+    fn check_quiet(&self, node: &Node) {
+        node.check_conservation(self, true);
+        let (stats, debt) = (node.lease.stats(), node.lease.backend().stats().debt);
+        if stats.held > 0 {
+            self.violated(Invariant::Ended, format!("node {} is idle and holds {}", node.holder, stats.held));
+        }
+        // By a panic, for example.
+        let unanswered = node.in_flight.load(Ordering::Relaxed);
+        if unanswered > 0 {
+            self.violated(Invariant::Answered, format!("node {} has not answered {unanswered}", node.holder));
+        }
+        if debt > 0 {
+            self.violated(Invariant::Debts, format!("node {} is idle and owes {debt}", node.holder));
+        }
+    }
+
+    /// A node whose store is well decides by it again.
+    async fn check_recovery(&self, node: &Node) {
+        for (limit, added) in &node.limits {
+            let check = Check::new(*limit, "0", 1);
+            let Ok(verdicts) = node.lease.decide(&[check]).await;
+            let basis = verdicts.first().copied().flatten().map(|verdict| verdict.basis);
+            if !matches!(basis, Some(Basis::Exact | Basis::Leased)) {
+                let what = format!(
+                    "node {}, limit {}: {basis:?} although the store is well",
+                    node.holder, added.scope
+                );
+                self.violated(Invariant::Recovery, what);
+            }
+        }
+    }
+
+    /// Lets messages arrive when they are due.
+    async fn run_network(self: Arc<Self>) {
+        loop {
+            let next_us = self.inside().network.next_us();
+            let due = next_us.map(|at_us| self.start + Duration::from_micros(at_us));
+            match due {
+                Some(due) => {
+                    drop(timeout(due.saturating_duration_since(Instant::now()), self.wake.notified()).await)
+                }
+                None => self.wake.notified().await,
+            }
+            self.inside().arrive(&self.scenario, self.now_us());
+        }
+    }
+
+    /// A request comes to a node.
+    fn request(self: &Arc<Self>, node: &mut Node, wishes: Vec<Wish>, leaves_after_us: Option<u64>) {
+        self.inside().judge.report.requests += 1;
+        let asker = Asker {
+            world: Arc::clone(self),
+            holder: node.holder,
+            clock: node.clock,
+            gate: Arc::clone(&node.gate),
+            limits: node.limits.clone(),
+            wishes,
+        };
+        let lease = node.lease.clone();
+        node.spawn(async move {
+            let begun_us = asker.world.now_us();
+            let keys: Vec<_> = asker.wishes.iter().map(|wish| wish.key.to_string()).collect();
+            let checks: Vec<_> =
+                asker.wishes.iter().zip(&keys).map(|(wish, key)| asker.check(wish, key)).collect();
+            let decide = lease.decide(&checks);
+            let verdicts = match leaves_after_us {
+                None => decide.await,
+                Some(after_us) => match timeout(Duration::from_micros(after_us), decide).await {
+                    Ok(verdicts) => verdicts,
+                    Err(_) => return asker.has_left(),
+                },
+            };
+            let Ok(verdicts) = verdicts;
+            asker.is_answered(begun_us, &verdicts);
+        });
+    }
+
+    fn conclude(&self) -> Report {
+        let now_us = self.now_us();
+        let mut inside = self.inside();
+        inside.lone_client(&self.scenario, now_us);
+        let Inside { judge, server, .. } = &mut *inside;
+        judge.judge(now_us, |real_us| server.now(real_us));
+        judge.report.clone()
+    }
+}
+
+impl Inside {
     /// Adds a line to the timeline, if somebody reads it.
-    pub(super) fn tell(&mut self, line: impl FnOnce(&Self) -> String) {
+    pub(super) fn tell(&mut self, at_us: u64, line: impl FnOnce() -> String) {
         if self.tells {
-            let line = format!("{:>10} us  {}", self.now_us, line(self));
-            self.judge.report.timeline.push(line);
+            self.judge.report.timeline.push(format!("{at_us:>10} us  {}", line()));
         }
     }
 
-    pub(super) fn violated(&mut self, invariant: Invariant, what: String) {
-        self.tell(|_| format!("VIOLATED {}: {what}", invariant.as_str()));
-        self.judge.violated(invariant, self.now_us, what);
+    pub(super) fn violated(&mut self, invariant: Invariant, at_us: u64, what: String) {
+        self.tell(at_us, || format!("VIOLATED {}: {what}", invariant.as_str()));
+        self.judge.violated(invariant, at_us, what);
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.now_us >= self.scenario.duration_us
-    }
-
-    fn paused_until(&self, event: Event) -> Option<u64> {
-        let node = match event {
-            Event::Arrive { node, .. }
-            | Event::Deliver { node, .. }
-            | Event::Deadline { node, .. }
-            | Event::Sweep { node } => node,
-            Event::Request | Event::Execute { .. } | Event::Trouble | Event::Start { .. } => return None,
-        };
-        let until_us = self.nodes[node].paused_until_us;
-        (until_us > self.now_us).then_some(until_us)
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Request => self.request(),
-            Event::Arrive { node, key, cost, wait_us } => self.arrive(node, key, cost, wait_us),
-            Event::Execute { call, key, what } => self.execute(call, key, what),
-            Event::Deliver { call, node, reply } => self.deliver(call, node, reply),
-            Event::Deadline { call, .. } => self.late(call),
-            Event::Sweep { node } => self.sweep(node),
-            Event::Trouble => self.trouble(),
-            Event::Start { node } => {
-                self.tell(|_| format!("node {node} starts"));
-                self.nodes[node].is_up = true;
-            }
-        }
-    }
-
-    /// Sends a call and waits for it.
-    pub(super) fn send(&mut self, node: usize, key: usize, entry: u64, what: Call) {
-        self.calls += 1;
-        let call = self.calls;
-        let (sent, starts) = (self.nodes[node].clock(self.now_us), self.nodes[node].starts);
-        self.pending.insert(call, Pending { node, starts, key, entry, sent, what });
-        // What is owed is charged by a call of its own that nobody repeats.
-        let may_double = !matches!(what, Call::Charge { .. });
-        for late_us in
-            arrivals(&mut self.random, &self.scenario, may_double, matches!(what, Call::Return { .. }))
-        {
-            self.after(late_us, Event::Execute { call, key, what });
-        }
-        self.after(self.scenario.deadline_us, Event::Deadline { call, node });
-        self.tell(|_| format!("node {node} key {key} sends {call}: {what:?}"));
-    }
-
-    /// A call reaches the store, perhaps not for the first time.
-    fn execute(&mut self, call: u64, key: usize, what: Call) {
-        let reply = match what {
-            Call::Borrow { ask, wanted, parts } => self.lend(key, ask, wanted, parts),
-            Call::Return { lease, permits, at, number, .. } => {
-                let returned = self.store.give_back(self.now_us, key, permits, at, number);
-                if let Returned::Taken { changed: true, .. } = returned {
-                    self.was_returned(key, lease, permits);
+    /// Tells the judge what a call has done. `returned` is the lease that it gives back, and whether it has done so before. Returns the
+    /// loan that the call brought, and whether something was taken back.
+    pub(super) fn note(
+        &mut self,
+        scenario: &Scenario,
+        at_us: u64,
+        holder: usize,
+        returned: Option<(&Lease, bool)>,
+    ) -> (Option<usize>, bool) {
+        let (mut loan, mut has_returned) = (None, false);
+        self.judge.report.events += 1;
+        for noted in self.server.take_notes() {
+            let mut room = None;
+            match noted {
+                Noted::Admitted { place, permits, delay } => {
+                    self.judge.admitted(place, at_us + delay.get(), permits);
                 }
-                Reply::Return(returned)
-            }
-            Call::Charge { permits } => {
-                self.store.charge(self.now_us, key, permits);
-                self.charged += permits;
-                if self.charged > self.owed {
-                    self.violated(Invariant::Debts, format!("{} charged, {} owed", self.charged, self.owed));
+                Noted::Lent { place, grant } => {
+                    loan = Some(self.judge.lent(holder, place, &grant, at_us));
+                    room = Some(place);
                 }
-                Reply::Charged
+                Noted::TakenBack { place } => {
+                    has_returned = true;
+                    self.better[place] += 1;
+                    if let Some((lease, again)) = returned {
+                        self.judge.taken_back(holder, place, lease, at_us, again);
+                    }
+                    room = Some(place);
+                }
+                Noted::Charged { place, permits } => self.judge.charged(place, permits, at_us),
+                Noted::CarriedOver { place } => self.better[place] += 1,
+                Noted::Broken { law, what } => {
+                    let invariant = match law {
+                        Law::Deletion => Invariant::Deletion,
+                        Law::Batch => Invariant::Batch,
+                        Law::Retry => Invariant::Retry,
+                    };
+                    self.violated(invariant, at_us, what);
+                }
             }
-        };
-        self.tell(|world| format!("key {key} executes {call}: {reply:?}, {} left", world.remaining(key)));
-        let Some(pending) = self.pending.get(&call) else { return };
-        let node = pending.node;
-        for late_us in arrivals(&mut self.random, &self.scenario, true, false) {
-            self.after(late_us, Event::Deliver { call, node, reply });
+            if let Some(place) = room {
+                let remaining = self.server.remaining(at_us, place, &scenario.limit_of(place).now.added);
+                self.judge.check_room(place, remaining, at_us);
+            }
         }
+        (loan, has_returned)
     }
 
-    fn remaining(&self, key: usize) -> u64 {
-        self.store.remaining(self.now_us, key)
+    /// Nothing goes wrong any more.
+    fn calm_down(&mut self) {
+        self.unreachable_until_us.fill(0);
+        self.is_calm = true;
     }
 
-    fn lend(&mut self, key: usize, ask: Option<Ask>, wanted: u64, parts: u64) -> Reply {
-        let answer = self.store.borrow(self.now_us, key, ask, wanted, parts);
-        if !answer.alike {
-            self.violated(Invariant::Deletion, format!("key {key}: a twin answers otherwise: {answer:?}"));
-        }
-        if !answer.batch_alike {
-            self.violated(Invariant::Batch, format!("key {key}: {ask:?}"));
-        }
-        if !answer.retry_exact {
-            self.violated(Invariant::Retry, format!("key {key}: {ask:?} {:?}", answer.outcome));
-        }
-        let granted = answer.grant.filter(|grant| grant.permits > 0);
-        let lease = granted.map(|it| self.judge.has_lent(key, it.permits, self.now_us + it.life.get()));
-        self.check_room(key);
-        self.judge.report.note([2, key as u64, self.now_us, granted.map_or(0, |it| it.permits)]);
-        Reply::Borrow {
-            outcome: answer.outcome,
-            grant: answer.grant,
-            lease,
-            at_us: self.now_us,
-            generation: self.better[key],
-        }
+    fn has_improved(&mut self) {
+        self.better.iter_mut().for_each(|it| *it += 1);
     }
 
-    fn check_room(&mut self, key: usize) {
-        let before = self.judge.report.violations.len();
-        self.judge.check_room(key, self.store.remaining(self.now_us, key), self.now_us);
-        if let Some(new) = self.judge.report.violations.get(before).cloned() {
-            self.tell(|_| format!("VIOLATED {}: {}", new.invariant.as_str(), new.what));
+    fn step(&mut self, by_us: i64, now_us: u64) {
+        if by_us > 0 {
+            self.judge.allow_step(by_us as u64, now_us);
         }
+        self.server.step(by_us);
+        self.has_improved();
     }
 
-    fn was_returned(&mut self, key: usize, lease: usize, permits: u64) {
-        self.better[key] += 1;
-        self.judge.taken_back(lease, permits);
-        self.judge.report.note([3, key as u64, self.now_us, permits]);
-        // What a failover has forgotten may be done once more.
-        let forgets = matches!(self.scenario.trouble, Trouble::Failover | Trouble::Guarded);
-        if self.returned.contains(&lease) && !forgets {
-            self.violated(Invariant::ReturnOnce, format!("lease {lease} was taken back twice"));
+    fn fail_over(&mut self, lost_us: u64, is_guarded: bool, now_us: u64) {
+        let lost = self.server.fail_over(now_us, lost_us);
+        if !is_guarded {
+            self.judge.allow_loss(&lost);
         }
-        self.returned.push(lease);
-        self.check_room(key);
+        self.has_improved();
     }
 
-    /// When everybody else has gone, who is denied waits as long as was said.
-    fn lone_client(&mut self) {
-        for key in 0..self.scenario.keys {
-            let cost = 1 + self.random.below(self.limit.size());
-            let first = self.store.borrow(self.now_us, key, Some(Ask::of(cost)), 0, 1).outcome;
-            let Some(Outcome::Denied { retry }) = first else { continue };
-            let then_us = self.now_us + retry.get();
-            let second = self.store.borrow(then_us, key, Some(Ask::of(cost)), 0, 1).outcome;
+    /// When everybody else has gone, a client that is denied is admitted after the wait that it was told.
+    fn lone_client(&mut self, scenario: &Scenario, now_us: u64) {
+        for place in 0..scenario.places() {
+            let plan = scenario.limit_of(place);
+            let limit = &plan.next.as_ref().unwrap_or(&plan.now).added;
+            let key = (place % scenario.keys).to_string().into();
+            let place = Place { limit: Arc::clone(limit), key };
+            let cost = limit.limit.size().div_ceil(2) + 1;
+            let asked = Asked { place, ask: Ask::of(cost.min(limit.limit.size())), enforced: true };
+            let call = Call::Decide(vec![asked]);
+            let mut outcome = |at_us| match self.server.execute(at_us, &call) {
+                Reply::Decided(decisions) => decisions.first().map(|decision| decision.outcome),
+                Reply::Lent(..) | Reply::Returned(_) | Reply::Done => None,
+            };
+            outcome(now_us);
+            let Some(Outcome::Denied { retry }) = outcome(now_us) else { continue };
+            let second = outcome(now_us + retry.get());
             if !second.is_some_and(Outcome::is_admitted) {
-                self.violated(Invariant::Retry, format!("key {key}: {cost} after {retry:?}: {second:?}"));
+                self.violated(Invariant::Retry, now_us, format!("{cost} after {retry:?}: {second:?}"));
             }
         }
-    }
-
-    fn settle_accounts(&mut self) {
-        let mut granted = 0;
-        for node in &self.nodes {
-            let report = &mut self.judge.report;
-            granted += node.account.granted;
-            report.spent += node.account.spent;
-            report.given_back += node.account.given_back;
-            report.expired += node.account.expired + node.held();
-            report.lost += node.account.lost;
-        }
-        self.judge.settle_lent(granted, self.now_us);
+        self.server.take_notes();
     }
 }

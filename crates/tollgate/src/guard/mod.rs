@@ -266,6 +266,8 @@ impl<S: Store<Error = StoreError>> Store for Guard<S> {
                 shared.note_decision();
                 Ok(answer)
             }
+            // No request waits for it: nothing is admitted, owed or taken from the node's ceiling.
+            Err(why) if check.ask.cost == 0 => Ok((shared.refuse_to_lend(check, &why), None)),
             Err(why) => Ok((shared.decide_one_without_store(check, &why), None)),
         }
     }

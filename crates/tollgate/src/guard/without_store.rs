@@ -97,6 +97,14 @@ impl<S: Store<Error = StoreError>> Shared<S> {
         verdicts.first().copied().flatten().unwrap_or_else(|| self.closed(0))
     }
 
+    /// The answer to a node that borrows ahead of demand from a store that does not lend.
+    pub(super) fn refuse_to_lend(&self, check: &Check<'_>, why: &StoreError) -> Verdict {
+        if let Some(it) = self.limits.read().get(&check.limit) {
+            self.outages.note(&it.scope, check.key.text(), why);
+        }
+        self.closed(0)
+    }
+
     /// The verdict that a check would get, without taking anything.
     pub(super) fn peek_without_store(&self, check: &Check<'_>, why: &StoreError) -> Verdict {
         let limits = self.limits.read();

@@ -33,6 +33,8 @@ const NODES_ASSUMED: u64 = 3;
 const RETURNS_AT_ONCE: usize = 64;
 /// Attempts to give something back: others may give back to the same key meanwhile.
 const RETURN_ATTEMPTS: usize = 4;
+/// For how long a store that answered too late is believed to be far away.
+const FAR_BELIEVED: Micros = Micros::from_secs(1);
 /// How often is looked for what has ended and for what nobody asks for, at most and at least.
 const SWEEP_MIN: Duration = Duration::from_millis(25);
 const SWEEP_MAX: Duration = Duration::from_millis(100);
@@ -102,10 +104,12 @@ struct Leased<B: Store> {
     /// How long a caller waits for the store, and how long a call that borrows may take.
     deadlines: Deadlines,
     closed: Arc<AtomicBool>,
-    /// Calls under way that borrow.
-    borrowing: AtomicUsize,
+    /// Calls under way that borrow or give back.
+    under_way: AtomicUsize,
     /// How long the store takes to lend, in microseconds: slower answers count at once, faster ones by and by.
     trip_us: AtomicU64,
+    /// When a store that is far away was last asked all the same, or found to be so.
+    far_us: AtomicU64,
 }
 
 impl<B: Store> Lease<B> {
@@ -160,6 +164,7 @@ impl<B: Store> Lease<B> {
             let sent = leased.now();
             let verdicts = self.0.backend.decide(std::slice::from_ref(check)).await?;
             if let Some(Some(verdict)) = verdicts.first() {
+                leased.note_near(verdict);
                 leased.note(check, verdict, sent);
             }
             return Ok(verdicts);
@@ -175,6 +180,7 @@ impl<B: Store> Lease<B> {
                 Err(_) => return late(),
             }
         };
+        leased.note_near(&verdict);
         Ok(Verdicts::from_iter([Some(verdict)]))
     }
 
@@ -193,7 +199,12 @@ impl<B: Store> Lease<B> {
             verdicts[number] = verdict;
             if let (Some(verdict), Some((_, leased))) = (verdict, asked.iter().find(|(it, _)| *it == number))
             {
-                leased.note(check, &verdict, sent);
+                leased.note_near(&verdict);
+                // Checks of the same key were decided as one, for the sum: a denial says nothing of less than that.
+                let same =
+                    rest.iter().filter(|it| it.limit == check.limit && it.key.hash() == check.key.hash());
+                let cost = same.fold(0, |sum: u64, it| sum.saturating_add(it.ask.cost));
+                leased.note(&check.with_ask(Ask { cost, ..check.ask }), &verdict, sent);
             }
         }
         if all {
@@ -223,8 +234,9 @@ impl<B: Store> Backend for Lease<B> {
                 table: Table::new(),
                 deadlines: inner.backend.deadlines(id),
                 closed: Arc::clone(&inner.closed),
-                borrowing: AtomicUsize::new(0),
+                under_way: AtomicUsize::new(0),
                 trip_us: AtomicU64::new(0),
+                far_us: AtomicU64::new(0),
             };
             inner.limits.insert(id, leased);
             if !inner.is_swept.swap(true, Ordering::SeqCst) {
@@ -293,14 +305,29 @@ impl<B: Store> Leased<B> {
         self.terms.parts(self.nodes())
     }
 
-    /// Whether the store takes longer to answer than a caller waits: then it is asked for leases only.
+    /// Whether the store takes longer to answer than a caller waits: then it is asked for leases only. Now and then one caller asks it all
+    /// the same: where no key is worth a lease, nobody else would find out that the store is near again.
     fn is_far(&self) -> bool {
-        u128::from(self.trip_us.load(Ordering::Relaxed)) > self.deadlines.wait.as_micros()
+        if u128::from(self.trip_us.load(Ordering::Relaxed)) <= self.deadlines.wait.as_micros() {
+            return false;
+        }
+        let (now_us, far_us) = (self.now().as_micros(), self.far_us.load(Ordering::Relaxed));
+        now_us.saturating_sub(far_us) < FAR_BELIEVED.get()
+            || self.far_us.compare_exchange(far_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_err()
     }
 
     fn note_trip(&self, trip: Micros) {
         let known = self.trip_us.load(Ordering::Relaxed);
         self.trip_us.store(trip.get().max(known - known / 8), Ordering::Relaxed);
+        self.far_us.store(self.now().as_micros(), Ordering::Relaxed);
+    }
+
+    /// Notes that the store has answered a caller who was still waiting.
+    fn note_near(&self, verdict: &Verdict) {
+        if verdict.basis == Basis::Exact {
+            let wait_us = u64::try_from(self.deadlines.wait.as_micros()).unwrap_or(u64::MAX);
+            self.trip_us.fetch_min(wait_us, Ordering::Relaxed);
+        }
     }
 
     fn nodes(&self) -> u64 {
@@ -339,13 +366,14 @@ impl<B: Store> Leased<B> {
     async fn close(&self) {
         let given_up = self.table.sweep(self.now(), &self.terms, true);
         self.give_back(given_up).await;
-        // What is being borrowed is given back when it comes.
-        while self.borrowing.load(Ordering::SeqCst) > 0 {
+        // What is being borrowed is given back when it comes. What was idle is perhaps being given back already.
+        while self.under_way.load(Ordering::SeqCst) > 0 {
             sleep(Duration::from_millis(1)).await;
         }
     }
 
     async fn give_back(&self, given_up: Vec<GivenUp>) {
+        let _under_way = UnderWay::begin(&self.under_way);
         let give_back = |given_up: GivenUp| async move {
             let number = given_up.give_back(&self.backend, self.id, self.terms).await;
             self.table.change(given_up.key(), |cell, stats| match number {
@@ -404,6 +432,22 @@ impl GivenUp {
     }
 }
 
+/// Returns under way. Closing the leases waits for them.
+struct UnderWay<'a>(&'a AtomicUsize);
+
+impl<'a> UnderWay<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A call under way that borrows. Closing the leases waits for it. However it ends, its key can be asked for again.
 struct Borrowing<B: Store> {
     leased: Arc<Leased<B>>,
@@ -413,7 +457,7 @@ struct Borrowing<B: Store> {
 
 impl<B: Store> Borrowing<B> {
     fn begin(leased: &Arc<Leased<B>>, key: HashedKey<'_>) -> Self {
-        leased.borrowing.fetch_add(1, Ordering::SeqCst);
+        leased.under_way.fetch_add(1, Ordering::SeqCst);
         Self { leased: Arc::clone(leased), key: OwnedKey::from(key), is_noted: false }
     }
 
@@ -455,12 +499,12 @@ impl<B: Store> Borrowing<B> {
 
 impl<B: Store> Drop for Borrowing<B> {
     fn drop(&mut self) {
-        let Leased { table, terms, borrowing, .. } = &*self.leased;
+        let Leased { table, terms, under_way, .. } = &*self.leased;
         if !self.is_noted {
             let now = self.leased.now();
             table.change(self.key.hashed(), |cell, _| cell.holding.failed(now, terms));
         }
-        borrowing.fetch_sub(1, Ordering::SeqCst);
+        under_way.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tollgate::{
     Ask, Basis, BreakerConfig, BreakerState, Clock, FailureMode, GuardConfig, Limit, Limiter, Micros,
-    OnFailure, Outcome, Rate, RedisConfig, Share, SharedEngine, StoreError, Timestamp, TokenBucket,
+    OnFailure, Outcome, Rate, RedisConfig, SharedEngine, StoreError, TokenBucket,
 };
 use tollgate_testkit::RedisServer;
 
@@ -108,47 +108,6 @@ fn nodes_that_know_of_each_other_share_the_limit() {
 }
 
 #[test]
-fn a_node_that_knows_of_nobody_takes_the_configured_share() {
-    run(async {
-        let mut server = RedisServer::build().tcp().start();
-        let url = format!("redis://{}", server.tcp_address());
-        server.kill();
-        let admitted_with = async |share: Share, permits| {
-            let config = GuardConfig { share, ..GuardConfig::default() };
-            let local = limiter(&guard_with(&url, config, |_| ()), FailureMode::Local);
-            let mut admitted = 0;
-            while take(&local, permits).await.0 {
-                admitted += permits;
-            }
-            admitted
-        };
-        assert_eq!(admitted_with(Share::HALF, 1).await, 50);
-        assert_eq!(admitted_with("30%".parse().unwrap(), 1).await, 25, "a permit weighs four, rounded up");
-        assert_eq!(admitted_with("30%".parse().unwrap(), 3).await, 30);
-        // What is more than the share but not more than the limit is admitted once, not never.
-        assert_eq!(admitted_with(Share::HALF, 80).await, 80);
-    });
-}
-
-#[test]
-fn a_node_that_fails_open_can_have_a_ceiling() {
-    run(async {
-        let mut server = RedisServer::build().tcp().start();
-        let url = format!("redis://{}", server.tcp_address());
-        server.kill();
-        let ceiling = TokenBucket::new(10, "1/1h".parse().unwrap()).ok();
-        let guard = guard_with(&url, GuardConfig { ceiling, ..GuardConfig::default() }, |_| ());
-        let open = limiter(&guard, FailureMode::Open);
-        for _ in 0..10 {
-            assert_eq!(take(&open, 7).await, (true, Basis::Open, 100));
-        }
-        let verdict = open.acquire("user:2", Ask::of(1)).await;
-        assert_eq!((verdict.is_admitted(), verdict.basis), (false, Basis::Open));
-        assert!(verdict.decision.outcome.retry() > Micros::from_secs(3_000), "{verdict:?}");
-    });
-}
-
-#[test]
 fn a_limit_can_have_a_deadline_of_its_own_that_does_not_count_against_the_server() {
     run(async {
         let server = RedisServer::build().tcp().start();
@@ -242,61 +201,6 @@ fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for
         until("the breaker is closed", async || remaining(&settling).await.is_some()).await;
         let taken = guard.stats().debt_settled;
         assert_eq!(remaining(&settling).await, Some(90 - taken));
-    });
-}
-
-#[test]
-fn what_has_flowed_back_since_is_not_owed() {
-    run(async {
-        let server = RedisServer::build().tcp().start();
-        let engine = engine_with(&format!("redis://{}", server.tcp_address()), |_| ());
-        let clock = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
-        let (guard, driver) = SharedEngine::new(engine, GuardConfig::default(), clock.clone());
-        tokio::spawn(driver.run());
-        let on_failure = OnFailure { mode: FailureMode::Local, settle: true, ..OnFailure::default() };
-        let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(10)).unwrap());
-        let limiter = guard.limiter("settling", limit, on_failure).unwrap();
-        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
-        refuse_writes(&server, true);
-        // Five a second for a minute are well within the limit.
-        for _ in 0..60 {
-            assert_eq!(take(&limiter, 5).await.1, Basis::Local);
-            clock.advance(Micros::from_secs(1));
-        }
-        assert_eq!(take(&limiter, 40).await, (true, Basis::Local, 60));
-        clock.advance(Micros::from_secs(1));
-        assert_eq!(guard.stats().debt, 340);
-        refuse_writes(&server, false);
-        until("the debt is settled", async || guard.stats().debt == 0).await;
-        assert_eq!((guard.stats().debt_settled, guard.stats().debt_lost), (30, 0));
-    });
-}
-
-#[test]
-fn what_was_decided_alone_is_forgotten_when_the_outage_is_over() {
-    run(async {
-        let server = RedisServer::build().tcp().start();
-        let url = format!("redis://{}", server.tcp_address());
-        let config = GuardConfig { forget_after: Duration::from_millis(50), ..GuardConfig::default() };
-        let guard = guard_with(&url, config, |_| ());
-        let local = limiter(&guard, FailureMode::Local);
-        until("the store has counted this node", async || guard.redis().nodes() == Some(1)).await;
-        for _ in 0..2 {
-            refuse_writes(&server, true);
-            until("it is decided alone", async || take(&local, 1).await.1 == Basis::Local).await;
-            until("the share is used up", async || !take(&local, 1).await.0).await;
-            assert_eq!(guard.stats().local_keys, 1);
-            refuse_writes(&server, false);
-            until("it is forgotten", async || {
-                local.peek("user:1", Ask::of(0)).await;
-                guard.stats().local_keys == 0
-            })
-            .await;
-            until("all is exact again", async || {
-                local.peek("user:1", Ask::of(0)).await.basis == Basis::Exact
-            })
-            .await;
-        }
     });
 }
 

@@ -9,6 +9,7 @@ mod exact; // many nodes on one key admit exactly the limit
 mod exact_leased_sets; // the same for limits that nodes borrow from
 mod exact_sets; // the same for requests with several limits
 mod failover; // primaries that change under load
+mod fake; // guards and leases on a store in memory, in virtual time
 mod floods; // new keys by the thousand, in memory
 mod guard; // answers without the store
 mod lease; // nodes that borrow

@@ -1,14 +1,13 @@
 //! A caller that panics leaves no key behind that nobody can ask for.
 
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use futures_util::FutureExt;
-use tollgate::{
-    Ask, Basis, Clock, Consistency, GuardConfig, Limit, LimitSettings, Rate, SharedEngine, TokenBucket,
-};
+use tollgate::{Backend, Basis, Consistency, GuardConfig, Limit, LimitSettings, Rate, TokenBucket};
 use tollgate_testkit::RedisServer;
 
-use crate::guard::until;
+use crate::fake::{Node, run_paused, until};
 use crate::run;
 use crate::store::{engine, slow_bucket};
 
@@ -32,19 +31,16 @@ fn a_panic_of_the_caller_frees_the_key() {
 
 #[test]
 fn a_panic_of_the_caller_keeps_a_key_from_no_lease() {
-    run(async {
-        let server = RedisServer::start();
-        let (guard, driver) =
-            SharedEngine::new(engine(&server.url()), GuardConfig::default(), Clock::system());
-        tokio::spawn(driver.run());
+    run_paused(async {
+        let node = Node::new(GuardConfig::default());
+        node.store.set_latency(Duration::from_millis(1));
         let limit = Limit::TokenBucket(TokenBucket::new(100_000, Rate::per_second(100_000)).unwrap());
         let settings = LimitSettings { consistency: Consistency::Lease, ..LimitSettings::default() };
-        let limiter = guard.limiter("leased", limit, settings).unwrap();
+        let leased = node.lease.add_limit("leased", limit, &settings).unwrap();
         for _ in 0..10 {
-            limiter.acquire("hot", Ask::of(1)).await;
-            panic_during(limiter.acquire("hot", Ask::of(1))).await;
+            node.take(leased, 1).await;
+            panic_during(node.take(leased, 1)).await;
         }
-        until("permits are leased", async || limiter.acquire("hot", Ask::of(1)).await.basis == Basis::Leased)
-            .await;
+        until("permits are leased", async || node.take(leased, 1).await.basis == Basis::Leased).await;
     });
 }
