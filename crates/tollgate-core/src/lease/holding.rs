@@ -122,10 +122,10 @@ impl Holding {
         if self.spend(now, cost, spent) {
             return Move::Spend { fetch: self.fetch(now, terms, parts) };
         }
-        // While the state is being asked, what it said last is believed: a state that is far away would be asked by every request.
+        // While a state that is far away is being asked, what it said last is believed: every request would ask it otherwise.
+        let is_far = self.asking && self.trip > LEAD_MAX;
         if let Some(denied) = self.denied.filter(|denied| cost >= denied.cost && !waits)
-            && (now < denied.until.min(denied.believed).max(self.paced)
-                || (self.asking && now < denied.until))
+            && (now < denied.until.min(denied.believed).max(self.paced) || (is_far && now < denied.until))
         {
             return Move::Deny { retry: denied.until.max(self.paced).since(now) };
         }
