@@ -329,7 +329,9 @@ impl Server {
         twin: State,
         taken: u64,
     ) {
-        if state == *seen && taken == 0 {
+        // A denial keeps what was carried over, too: it has said how long to wait from now.
+        let is_carried = self.slots[place].limit.is_some_and(|written| written != limit.limit);
+        if state == *seen && taken == 0 && !is_carried {
             return;
         }
         let now = self.now(real_us);
