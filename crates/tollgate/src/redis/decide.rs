@@ -133,6 +133,9 @@ impl Inner {
                     Ok(answer)
                 };
                 let mut call = pin!(Leading::new(call, self.tasks.clone()));
+                if deadline <= wait {
+                    return call.await;
+                }
                 within(wait, call.as_mut()).await.unwrap_or_else(|_| {
                     left.store(true, Ordering::Release);
                     Err(late())
