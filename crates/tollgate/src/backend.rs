@@ -55,13 +55,17 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
 /// A backend that many nodes share: nodes can borrow from it, and it can fail.
 pub trait Store: Backend {
-    /// Decides on one check, and borrows permits with the same call. `deadline` is for the call; the caller may stop waiting sooner.
+    /// Decides on one check, and borrows permits with the same call. `deadline` is for the call; the caller may stop waiting sooner, so
+    /// nothing is decided here if the store does not decide: [`Store::undecided`] does that for a caller that still waits.
     fn borrow(
         &self,
         check: &Check<'_>,
         wanted: Wanted,
         deadline: Duration,
-    ) -> impl Future<Output = Result<(Verdict, Option<Lent>), Self::Error>> + Send;
+    ) -> impl Future<Output = Result<(Verdict, Option<Lent>), StoreError>> + Send;
+
+    /// The answer to a request that the store has not decided, because of `why`.
+    fn undecided(&self, checks: &[Check<'_>], why: &StoreError) -> Result<Verdicts, Self::Error>;
 
     /// Gives back what is left of a lease, as the return that follows `number` others. If there were more, their number is the answer, and
     /// nothing is given back.

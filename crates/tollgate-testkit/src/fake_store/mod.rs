@@ -241,6 +241,10 @@ impl Store for FakeStore {
         Deadlines { wait, call: if is_leased { wait.max(call) } else { wait } }
     }
 
+    fn undecided(&self, _: &[Check<'_>], why: &StoreError) -> Result<Verdicts, StoreError> {
+        Err(why.clone())
+    }
+
     fn late(&self, _: &[Check<'_>], wait: Duration) -> Result<Verdicts, StoreError> {
         Err(StoreError::Timeout(wait))
     }

@@ -259,17 +259,20 @@ impl<S: Store<Error = StoreError>> Store for Guard<S> {
         check: &Check<'_>,
         wanted: Wanted,
         deadline: Duration,
-    ) -> Result<(Verdict, Option<Lent>), Infallible> {
+    ) -> Result<(Verdict, Option<Lent>), StoreError> {
         let shared = &self.0.shared;
-        match shared.store.borrow(check, wanted, deadline).await {
-            Ok(answer) => {
-                shared.note_decision();
-                Ok(answer)
-            }
-            // No request waits for it: nothing is admitted, owed or taken from the node's ceiling.
-            Err(why) if check.ask.cost == 0 => Ok((shared.refuse_to_lend(check, &why), None)),
-            Err(why) => Ok((shared.decide_one_without_store(check, &why), None)),
+        let answer = shared.store.borrow(check, wanted, deadline).await;
+        match &answer {
+            Ok(_) => shared.note_decision(),
+            // No request waits for it, which would be noted when it is answered.
+            Err(why) if check.ask.cost == 0 => shared.note_failure(check, why),
+            Err(_) => {}
         }
+        answer
+    }
+
+    fn undecided(&self, checks: &[Check<'_>], why: &StoreError) -> Result<Verdicts, Infallible> {
+        Ok(self.0.shared.decide_without_store(checks, why))
     }
 
     async fn give_back(

@@ -91,18 +91,11 @@ impl<S: Store<Error = StoreError>> Shared<S> {
         verdicts
     }
 
-    /// The same for one check.
-    pub(super) fn decide_one_without_store(&self, check: &Check<'_>, why: &StoreError) -> Verdict {
-        let verdicts = self.decide_without_store(std::slice::from_ref(check), why);
-        verdicts.first().copied().flatten().unwrap_or_else(|| self.closed(0))
-    }
-
-    /// The answer to a node that borrows ahead of demand from a store that does not lend.
-    pub(super) fn refuse_to_lend(&self, check: &Check<'_>, why: &StoreError) -> Verdict {
+    /// Notes that the store has not lent. Nothing is admitted, owed or taken from the node's ceiling by that.
+    pub(super) fn note_failure(&self, check: &Check<'_>, why: &StoreError) {
         if let Some(it) = self.limits.read().get(&check.limit) {
             self.outages.note(&it.scope, check.key.text(), why);
         }
-        self.closed(0)
     }
 
     /// The verdict that a check would get, without taking anything.

@@ -172,16 +172,21 @@ impl<B: Store> Lease<B> {
         // A caller who leaves has started something that others count on.
         let call = Borrowing::begin(leased, check.key).borrow(check.ask, ahead);
         let call = Leading::new(call, self.0.backend.tasks().clone());
-        let verdict = if at_most <= wait {
-            call.await?
+        let answer = if at_most <= wait {
+            call.await
         } else {
             match within(Instant::now() + wait, call).await {
-                Ok(verdict) => verdict?,
+                Ok(answer) => answer,
                 Err(_) => return late(),
             }
         };
-        leased.note_near(&verdict);
-        Ok(Verdicts::from_iter([Some(verdict)]))
+        match answer {
+            Ok(verdict) => {
+                leased.note_near(&verdict);
+                Ok(Verdicts::from_iter([Some(verdict)]))
+            }
+            Err(why) => self.0.backend.undecided(std::slice::from_ref(check), &why),
+        }
     }
 
     /// Decides on a request some of whose limits need the backend. What was taken here is given back unless all of them admit.
@@ -463,7 +468,7 @@ impl<B: Store> Borrowing<B> {
 
     /// Asks the store for a check and for `ahead` permits more. The permits are there for the next requests, also if this one
     /// was cancelled.
-    async fn borrow(mut self, ask: Ask, ahead: u64) -> Result<Verdict, B::Error> {
+    async fn borrow(mut self, ask: Ask, ahead: u64) -> Result<Verdict, StoreError> {
         let leased = &*self.leased;
         // Closed since it was wished for: nobody would give it back.
         let (permits, parts) = leased.parts().map_or((0, 1), |parts| (ahead, parts));
@@ -474,8 +479,8 @@ impl<B: Store> Borrowing<B> {
         leased.table.change(self.key.hashed(), |cell, stats| {
             let now = leased.now();
             let (decision, lent) = match &answer {
-                Ok((Verdict { decision, basis: Basis::Exact }, lent)) => (decision, lent),
-                Ok(_) | Err(_) => return cell.holding.failed(now, &leased.terms),
+                Ok((Verdict { decision, .. }, lent)) => (decision, lent),
+                Err(_) => return cell.holding.failed(now, &leased.terms),
             };
             let denied = match decision.outcome {
                 Outcome::Denied { retry } if ask.wait.is_none() => Some((ask.cost, retry)),

@@ -471,6 +471,10 @@ impl Store for RedisEngine {
         self.0.change(&limit, limit.line(key), Change::Charge { permits }, deadline).await.map(drop)
     }
 
+    fn undecided(&self, _: &[Check<'_>], why: &StoreError) -> Result<Verdicts, StoreError> {
+        Err(why.clone())
+    }
+
     fn deadlines(&self, limit: LimitId) -> Deadlines {
         let own = |it: Arc<StoredLimit>| Deadlines { wait: it.deadline, call: it.call_deadline };
         let Inner { deadline, .. } = *self.0;

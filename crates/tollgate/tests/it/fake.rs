@@ -141,13 +141,38 @@ fn borrowing_that_fails_takes_nothing_from_the_ceiling_and_owes_nothing() {
         for limit in [open, local] {
             let wanted = Wanted { permits: 10, parts: 1, terms };
             let nothing = Check::new(limit, "user:1", 0);
-            let Ok((verdict, lent)) = node.guard().borrow(&nothing, wanted, Duration::from_millis(10)).await;
-            assert_eq!((verdict.is_admitted(), lent), (false, None));
+            let lent = node.guard().borrow(&nothing, wanted, Duration::from_millis(10)).await;
+            assert!(lent.is_err(), "{lent:?}");
         }
         assert_eq!(node.guard().stats().local_keys, 0);
         assert!(node.guard().health().is_err(), "the outage is noted");
         assert!(node.take(open, 1).await.is_admitted());
         assert!(!node.take(open, 1).await.is_admitted(), "one request is the ceiling");
+    });
+}
+
+#[test]
+fn a_request_that_is_answered_before_its_call_has_failed_is_decided_once() {
+    run_paused(async {
+        let node = Node::new(GuardConfig::default());
+        node.store.set_nodes(Some(1));
+        let leased = node.add_leased();
+        // Often enough to be worth a lease, on a store that never answers: each caller is answered when its deadline is over, and the
+        // calls that go on fail later.
+        node.store.set_silent(true);
+        let mut admitted = 0;
+        for _ in 0..20 {
+            let verdict = node.take(leased, 1).await;
+            assert_eq!(verdict.basis, Basis::Local);
+            admitted += u64::from(verdict.is_admitted());
+        }
+        sleep(Duration::from_secs(2)).await;
+        let verdict = node.take(leased, 1).await;
+        assert_eq!(
+            verdict.decision.remaining,
+            200 - admitted - 1,
+            "each request was taken from the share once"
+        );
     });
 }
 
