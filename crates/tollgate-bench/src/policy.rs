@@ -328,9 +328,10 @@ fn matching(report: &mut Report, rounds: usize) -> Result<()> {
 
 /// A policy with so many limits for each request, of three algorithms.
 fn some_limits(count: usize) -> Result<Policy> {
-    let rate = Rate::per_minute(1_000_000);
+    // One subject may be asked about a million times a second, for some seconds.
+    let rate = Rate::per_minute(100_000_000);
     let kinds = [
-        Limit::TokenBucket(TokenBucket::new(1_000_000, rate)?),
+        Limit::TokenBucket(TokenBucket::new(100_000_000, rate)?),
         Limit::SlidingCounter(SlidingCounter::new(rate, 1, false)?),
         Limit::FixedWindow(FixedWindow::new(rate)?),
     ];
