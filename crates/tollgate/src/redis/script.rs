@@ -474,10 +474,15 @@ pub(super) fn ask_sets(
         sizes.add([group.count as i64, own as i64]);
     }
     command.said.arg(sizes.0);
-    for (member, doubt) in call.states.iter().zip(doubts) {
+    // How many sets ask for each state: those of its group, or all of them for the one that they have in common.
+    let mut askers: SmallVec<[usize; 8]> = SmallVec::from_elem(0, call.states.len());
+    for group in &call.groups {
+        group.states.iter().for_each(|state| askers[*state] += group.count);
+    }
+    for ((member, doubt), askers) in call.states.iter().zip(doubts).zip(askers) {
         let (limit, ask) = (member.limit(), member.ask);
         let mut numbers = Numbers::of(&member.limit, to.about);
-        numbers.add([ask.cost as i64, accepted_wait(limit, ask)]);
+        numbers.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64]);
         command.said.arg(BODIES[home(limit, logs)].0).arg(u8::from(member.enforced));
         command.said.arg(numbers.0).arg(&*member.limit.parameters);
         command.said.arg(doubt.map(Doubt::numbers).unwrap_or_default());

@@ -6,28 +6,33 @@
 -- ARGV[2]  numbers, eight bytes each: how many states are common to all sets (0 or 1), and for each group how many equal sets it has and
 --          how many states of its own
 -- then for each state, from ARGV[3] on: its algorithm; 1 if its denial is one for all, 0 if it is only counted; what its script takes in
---          ARGV[3] but the last number, which is how many ask; what it takes in ARGV[4] and in ARGV[6]
+--          ARGV[3], the last number being how many sets ask for it; what it takes in ARGV[4] and in ARGV[6]
 --
 -- Returns a list, in MessagePack: how many sets of each group were taken; and then the answers of the single limits, in the order of KEYS, as they were
 -- before anything was taken.
-local ONE = string.char(0, 0, 0, 0, 0, 0, 0, 1)
 local answers, written = {}, {}
+-- What the scripts of single limits are called with: the same tables for all, since a call keeps nothing of them.
+local keys, arguments = {}, { '', 'ask', '', '', '' }
 
--- Asks for one state so many times, and keeps what that would write.
+-- Asks for one state, and keeps what that would write. `count`: how many ask, if they are not as many as it says in the numbers.
 local function evaluate(number, count)
   local at = 5 * number
-  local doubt = ARGV[at + 2]
-  local numbers = ARGV[at] .. (count == 1 and ONE or struct.pack('>i8', count))
+  local numbers, doubt = ARGV[at], ARGV[at + 2]
+  if count then
+    numbers = string.sub(numbers, 1, -9) .. struct.pack('>i8', count)
+  end
   writes = {}
   written[number] = writes
-  return algorithms[ARGV[at - 2]]({ KEYS[number] }, { '', 'ask', numbers, ARGV[at + 1], '', doubt ~= '' and doubt or nil })
+  keys[1], arguments[3], arguments[4] = KEYS[number], numbers, ARGV[at + 1]
+  arguments[6] = doubt ~= '' and doubt or nil
+  return algorithms[ARGV[at - 2]](keys, arguments)
 end
 
 -- As many as all limits of some states admit that are binding.
-local function fit_of(from, to, count)
+local function fit_of(from, to, count, asked)
   local fit = count
   for number = from, to do
-    local answer = evaluate(number, count)
+    local answer = evaluate(number, count ~= asked and count or nil)
     answers[number] = answer
     if answer[1] < fit and ARGV[5 * number - 1] == '1' then
       fit = answer[1]
@@ -53,15 +58,15 @@ local function take(from, to, count)
 end
 
 local shared, position = struct.unpack('>i8', ARGV[2])
-local groups, first, total = {}, shared + 1, 0
+local groups, first, total, asked = {}, shared + 1, 0, 0
 while position <= #ARGV[2] do
   local count, states
   count, states, position = struct.unpack('>i8i8', ARGV[2], position)
-  local fit = fit_of(first, first + states - 1, count)
+  local fit = fit_of(first, first + states - 1, count, count)
   groups[#groups + 1] = { first, first + states - 1, fit }
-  first, total = first + states, total + fit
+  first, total, asked = first + states, total + fit, asked + count
 end
-local left = fit_of(1, shared, total)
+local left = fit_of(1, shared, total, asked)
 take(1, shared, left)
 local taken = {}
 for number, group in ipairs(groups) do
