@@ -17,7 +17,7 @@ use tollgate::{
 };
 use tollgate_testkit::{RedisServer, ServerProgram};
 
-use crate::log::{PRELUDE, STORAGES};
+use crate::log::{PRELUDE, STORAGES, is_admission};
 use crate::redis::{SERVER_CORE, pin};
 use crate::report::Report;
 
@@ -159,8 +159,8 @@ impl Calls {
                 for number in first..(first + PIPELINE).min(size + 1) {
                     pipeline.add_command(self.admission(&sha, size, BEGIN_US + number * (WINDOW_US / size)));
                 }
-                let answers: Vec<Vec<Value>> = pipeline.query(&mut self.connection)?;
-                ensure!(answers.iter().all(|answer| answer[0] == Value::Int(1)), "not admitted");
+                let answers: Vec<Value> = pipeline.query(&mut self.connection)?;
+                ensure!(answers.iter().all(is_admission), "not admitted");
             }
             self.say(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
             let noted = self.noted()?;
