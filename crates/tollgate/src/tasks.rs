@@ -111,7 +111,7 @@ async fn caught(panics: &AtomicU64, task: impl Future<Output = ()>) -> Option<()
 impl Driver {
     /// Runs until all limiters and the engine are gone. The work is spread over several tasks of the runtime.
     pub async fn run(mut self) {
-        // One worker needs no task of its own: whoever runs the driver decides when it runs.
+        // A single worker runs in the driver's own task.
         if self.workers.len() == 1
             && let Some(tasks) = self.workers.pop()
         {

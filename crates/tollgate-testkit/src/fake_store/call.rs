@@ -69,7 +69,7 @@ pub(crate) enum Returned {
     Refused { returns: u64 },
 }
 
-/// What lies between a node and the store.
+/// The network between a node and the store.
 pub(crate) trait Link: Send + Sync {
     /// Carries a call to the store and the reply back. Never ends if either is lost.
     fn carry(&self, call: Call) -> Pin<Box<dyn Future<Output = Result<Reply, StoreError>> + Send>>;

@@ -14,7 +14,7 @@ use crate::fake_store::FakeLimit;
 /// Tokio's timers are a millisecond late, and a caller may be answered by the task of another.
 const TIMER_SLACK_US: u64 = 3_000;
 
-/// Whoever sends a request, and what the judge must know of it.
+/// The client that sends a request, and what the judge must know of it.
 pub(super) struct Asker {
     pub(super) world: Arc<World>,
     pub(super) holder: usize,

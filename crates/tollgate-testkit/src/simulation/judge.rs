@@ -262,7 +262,7 @@ impl Judge {
         }
     }
 
-    /// Writes are lost, by which so much was taken of each state.
+    /// A failover loses writes. `lost` is how many permits they had taken from each state.
     pub(super) fn allow_loss(&mut self, lost: &[u64]) {
         for (bounds, lost) in self.bounds.iter_mut().zip(lost) {
             let size = bounds.limit.size();

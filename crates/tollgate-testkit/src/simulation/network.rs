@@ -83,7 +83,7 @@ impl Inside {
                     self.tell(at_us, || format!("node {} hears {:?}", flight.holder, heard.reply));
                     let answer = crate::fake_store::lock(&flight.waiter).answer.take();
                     if let Some(answer) = answer {
-                        // Whoever waited for it may have left.
+                        // The caller may have stopped waiting.
                         drop(answer.send(heard));
                     }
                 }

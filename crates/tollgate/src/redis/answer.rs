@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::error::StoreError;
 
-/// A list, of which some items have been read.
+/// A list that is read from the front.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer<'a> {
     bytes: &'a [u8],
@@ -105,7 +105,7 @@ impl<'a> Answer<'a> {
         Ok(())
     }
 
-    /// Reads the next item; of a list only its length. `None`: there is no other.
+    /// Reads the next item. Of a list, it reads the length only. `None`: the list has ended.
     fn item(&mut self) -> Result<Option<Item<'a>>, StoreError> {
         if self.left == 0 {
             return Ok(None);
