@@ -19,7 +19,7 @@ pub(super) struct Bounds {
     pub(super) overshoot: u64,
     /// What is violated by more than that.
     pub(super) invariant: Invariant,
-    /// Whether what is left and what is out must fit into the limit together, at every instant.
+    /// Whether remaining permits plus lent permits must never exceed the limit.
     pub(super) room: bool,
     has_steps: bool,
     /// Whether admissions can be replayed: the store's clock and its states are what they seem.
