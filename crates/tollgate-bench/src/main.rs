@@ -9,7 +9,6 @@ mod keys;
 mod lease;
 mod load;
 mod log;
-mod longest;
 mod node;
 mod policy;
 mod redis;
@@ -38,7 +37,7 @@ enum Bench {
     Redis(Options),
     /// Decisions by leases, in process, on a real Redis: hot keys, Zipf keys, and the three consistencies side by side.
     Lease(Options),
-    /// The sliding log in Redis: a sorted set, a stream and packed chunks; and the longest script calls.
+    /// The longest script calls in Redis: on long logs, and on many limits at once.
     Log(Options),
     /// Policies: finding the rules of a request among many, and asking several limits together.
     Policy(Options),

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
+    Ask, FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
     SlidingLog, TokenBucket,
 };
 use tollgate_testkit::{Process, RedisServer, wait_until};
@@ -253,30 +253,18 @@ fn redis_benchmark(server: &RedisServer, requests: u64, command: &[&str]) -> Res
     Ok(rate.trim_matches('"').parse()?)
 }
 
-/// Tollgate's script of the token bucket.
-const OWN_SCRIPT: [&str; 3] = [
-    include_str!("../../tollgate/src/redis/lua/prelude.lua"),
-    "local AMOUNT, DATED, WATER = 'tokens', 'last_refill', false\n",
-    include_str!("../../tollgate/src/redis/lua/bucket.lua"),
-];
-
 /// What redis-benchmark sends for one token of a bucket of 100, 10/s. It cannot send zero bytes, so it sends as many others,
 /// and the numbers are written into the script: one more table to make than in the real one.
 fn own_command(server: &RedisServer) -> Result<Vec<String>> {
-    let limit = TokenBucket::new(100, Rate::per_second(10))?;
-    let numbers = [limit.tick(), limit.unit(), limit.flow(), limit.capacity(), 0, 1, 0, 1];
-    let bytes: String =
-        numbers.iter().flat_map(|number| number.to_be_bytes()).map(|byte| format!("\\{byte:03}")).collect();
-    let script = OWN_SCRIPT.concat();
-    let written_in = format!("local ARGV = {{ ARGV[1], ARGV[2], '{bytes}', ARGV[4] }}\n{script}");
+    let (script, limit, numbers) = on_one_core(async {
+        let limiter = engine(server).await?.limiter("token_bucket", bucket(100, 10)?);
+        Ok(limiter.wire(Ask::of(1)))
+    })?;
+    let bytes: String = numbers.iter().map(|byte| format!("\\{byte:03}")).collect();
+    let written_in = format!("local ARGV = {{ ARGV[1], ARGV[2], '{bytes}' }}\n{script}");
     let sha = server.cli(&["SCRIPT", "LOAD", &written_in]).trim().to_owned();
-    // That the text is the engine's own is seen by its name, under which the engine has made it known.
-    on_one_core(async { engine(server).await.map(drop) })?;
-    let name = redis::Script::new(&script).get_hash().to_owned();
-    ensure!(server.cli(&["SCRIPT", "EXISTS", &name]).trim() == "1", "the engine has another script");
-    let (key, under) =
-        ("rate_limiter:token_bucket:user:__rand_int__", Limit::TokenBucket(limit).parameters().to_string());
-    let words = ["EVALSHA", &sha, "1", key, "", "ask", &"x".repeat(64), &under];
+    let key = "rate_limiter:token_bucket:user:__rand_int__";
+    let words = ["EVALSHA", &sha, "1", key, "", &limit, &"x".repeat(numbers.len())];
     Ok(words.map(str::to_owned).into())
 }
 

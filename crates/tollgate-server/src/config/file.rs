@@ -121,8 +121,6 @@ pub(super) struct Redis {
     /// Whether this node says once a second that it lives, and hears how many do, in `rate_limiter:nodes`: without it, its share
     /// of a limit that it decides alone is `guard.local_share`.
     pub count_nodes: bool,
-    /// How the logs of SLIDING_WINDOW are kept. Decisions are the same; logs of one kind are not seen by the other.
-    pub sliding_log: SlidingLog,
     /// In place of the one in the address.
     pub username: Option<String>,
     /// In place of the one in the address. Better kept in `password_file` or in TOLLGATE_REDIS__PASSWORD.
@@ -146,7 +144,6 @@ impl Default for Redis {
             require: false,
             remember_denials: DurationText(Duration::from_millis(80)),
             count_nodes: true,
-            sliding_log: SlidingLog::SortedSet,
             username: None,
             password: None,
             password_file: None,
@@ -155,16 +152,6 @@ impl Default for Redis {
             tls: Tls::default(),
         }
     }
-}
-
-/// How a sliding log is kept.
-#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum SlidingLog {
-    /// A sorted set, which `redis-cli` shows entry by entry.
-    SortedSet,
-    /// A hash of chunks of binary entries: a fraction of the memory.
-    Packed,
 }
 
 /// Certificates for `rediss://`, in PEM. Without them the system's are trusted.

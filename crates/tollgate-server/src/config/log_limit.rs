@@ -10,7 +10,6 @@ pub(super) const LOG_LIMIT_DEFAULT: u64 = 100_000;
 pub(super) const LOG_LIMIT_CEILING: u64 = 1_000_000;
 /// Bytes of an entry, measured with 600,000 of them (docs/sliding-log.md).
 const SORTED_SET_ENTRY_BYTES: u64 = 130;
-const PACKED_ENTRY_BYTES: u64 = 17;
 /// Bytes of an entry in the memory engine, whose logs have up to half of their room free.
 const MEMORY_ENTRY_BYTES: u64 = 48;
 
@@ -42,10 +41,9 @@ pub(super) fn warning(limit: &Limit) -> Option<String> {
     let permits = log_limit(limit).filter(|permits| *permits > LOG_LIMIT_DEFAULT)?;
     let megabytes = |entry: u64| (permits * entry).div_ceil(1_000_000);
     Some(format!(
-        "SLIDING_WINDOW with {permits} permits: one key takes up to {} MB in Redis ({} MB with redis.sliding_log: packed), {} MB in \
-         memory; needs sliding_window.max_limit: {permits}",
+        "SLIDING_WINDOW with {permits} permits: one key takes up to {} MB in Redis, {} MB in memory; \
+         needs sliding_window.max_limit: {permits}",
         megabytes(SORTED_SET_ENTRY_BYTES),
-        megabytes(PACKED_ENTRY_BYTES),
         megabytes(MEMORY_ENTRY_BYTES),
     ))
 }

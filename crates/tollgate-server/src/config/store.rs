@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tollgate::{LogStorage, MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
+use tollgate::{MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
 
-use super::file::{ConfigFile, SlidingLog};
+use super::file::{ConfigFile};
 use super::{Store, guard};
 
 /// Keys in memory: 48 GB, more than one node of a rate limiter should lose when it restarts.
@@ -77,10 +77,6 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
         breaker,
         count_nodes: redis.count_nodes,
         remember_denials: redis.remember_denials.0,
-        sliding_log: match redis.sliding_log {
-            SlidingLog::SortedSet => LogStorage::SortedSet,
-            SlidingLog::Packed => LogStorage::Packed,
-        },
         ..RedisConfig::new(url)
     };
     Store::Redis { config: Box::new(config), require: redis.require }

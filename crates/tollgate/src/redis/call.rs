@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_core::{Outcome, Timestamp};
 
@@ -12,10 +11,10 @@ use super::Inner;
 use super::error::StoreError;
 use super::limit::StoredLimit;
 use super::lines::{Batch, Done, LineKey, Remembered, Step, Waiter};
-use super::node::Bearings;
-use super::replay::{Memory, SetsTold, Told, out_of_turn, replay, replay_sets};
-use super::routes::Reply;
-use super::script::{self, Change, Doubt, Question, wanted};
+use super::evaluate::{Evaluated, Memory};
+use super::evaluate_sets::SetsEvaluated;
+use super::exchange::{Changes, Exchanged, Questions};
+use super::protocol::{self, Change, Question, wanted};
 use super::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
 use crate::backend::Lent;
 
@@ -174,40 +173,32 @@ impl Call {
         steps: &[Step],
         deadline: Instant,
     ) -> (Result<Answers, StoreError>, Option<Box<Remembered>>) {
-        let key = &*self.turn.line.key;
-        let slot = self.turn.inner.routes.slot(key);
-        let (limit, logs) = (&*self.limit, self.turn.inner.logs);
-        let change = match steps {
+        let Turn { inner, line, .. } = &self.turn;
+        let changed = match steps {
             [Step::Reset] => {
-                self.turn
-                    .inner
-                    .call(key, slot, (self.turn.line.hash.low, false), deadline, |_| script::forget(key))
-                    .await
+                let slot = inner.routes.slot(&line.key);
+                let forget = |_| protocol::forget(&line.key);
+                let called = inner.call(&line.key, slot, (line.hash.low, false), deadline, forget).await;
+                called.map(|_| None)
             }
-            [Step::Change(it)] => {
-                let say = |to| script::change(limit, logs, key, *it, Doubt::of(limit, to), to);
-                self.turn
-                    .inner
-                    .call(key, slot, (self.turn.line.hash.low, limit.needs_time()), deadline, say)
-                    .await
+            [Step::Change(_), ..] => {
+                let changes: SmallVec<[Change; 1]> = steps.iter().filter_map(Step::change).collect();
+                let exchanged = inner.exchange(&self.limit, line, &Changes(&changes), deadline).await;
+                exchanged.map(|exchanged| exchanged.result)
             }
-            _ => return self.ask(steps, slot, deadline).await,
+            _ => return self.ask(steps, deadline).await,
         };
-        self.turn.inner.lines.changed(&self.turn.line);
-        let done = change.and_then(|reply| match steps {
-            [Step::Change(Change::Return { .. })] => out_of_turn(reply.value),
-            _ => Ok(None),
-        });
-        (done.map(|number| smallvec![number.map_or(Done::Changed, Done::OutOfTurn)]), None)
+        inner.lines.changed(line);
+        let done = |number: Option<u64>| number.map_or(Done::Changed, Done::OutOfTurn);
+        (changed.map(|number| SmallVec::from_elem(done(number), steps.len())), None)
     }
 
     async fn ask(
         &self,
         steps: &[Step],
-        slot: u16,
         deadline: Instant,
     ) -> (Result<Answers, StoreError>, Option<Box<Remembered>>) {
-        let (key, limit, logs) = (&*self.turn.line.key, &*self.limit, self.turn.inner.logs);
+        let inner = &self.turn.inner;
         let questions: SmallVec<[Question; 1]> = steps
             .iter()
             .filter_map(|step| match step {
@@ -216,42 +207,23 @@ impl Call {
             })
             .collect();
         // Leases end so long after this, on a clock that goes on while the machine is suspended.
-        let asked = wanted(&questions).map(|_| self.turn.inner.own_clock.exact_now());
-        // That of the server that has answered: each one that is tried has its own.
-        let doubt = Mutex::new(None);
-        let say = |to: Bearings| {
-            let doubted = Doubt::of(limit, to);
-            *doubt.lock() = doubted;
-            script::ask(limit, logs, key, &questions, doubted, to)
-        };
-        let called = self
-            .turn
-            .inner
-            .call(key, slot, (self.turn.line.hash.low, limit.needs_time()), deadline, say)
-            .await;
-        let Reply { value, sent, received } = match called {
-            Ok(reply) => reply,
+        let asked = wanted(&questions).map(|_| inner.own_clock.exact_now());
+        let exchanged = inner.exchange(&self.limit, &self.turn.line, &Questions(&questions), deadline).await;
+        let Exchanged { result, sent, received } = match exchanged {
+            Ok(exchanged) => exchanged,
             Err(why) => return (Err(why), None),
         };
-        self.turn.inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
-        match replay(limit, &questions, doubt.into_inner(), value) {
-            Ok(Told { decisions, grant, memory, now }) => {
-                let last_take = questions.iter().rposition(|question| question.takes());
-                let denied = last_take
-                    .is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
-                let told =
-                    denied.then(|| Box::new(Remembered { memory, verdict: None, at: now, sent, received }));
-                let answers = questions.iter().zip(decisions).map(|(question, decision)| {
-                    let lent = grant.zip(asked).filter(|_| matches!(question, Question::Borrow(..)));
-                    Done::Answered(decision, lent.map(|(grant, sent)| Box::new(Lent { grant, sent })))
-                });
-                (Ok(answers.collect()), told)
-            }
-            Err(why) => {
-                self.turn.inner.count_failure(&why);
-                (Err(why), None)
-            }
-        }
+        inner.counters.asked.fetch_add(questions.len() as u64, Ordering::Relaxed);
+        let Evaluated { decisions, grant, memory, now } = result;
+        let last_take = questions.iter().rposition(|question| question.takes());
+        let denied =
+            last_take.is_some_and(|number| matches!(decisions[number].outcome, Outcome::Denied { .. }));
+        let told = denied.then(|| Box::new(Remembered { memory, verdict: None, at: now, sent, received }));
+        let answers = questions.iter().zip(decisions).map(|(question, decision)| {
+            let lent = grant.zip(asked).filter(|_| matches!(question, Question::Borrow(..)));
+            Done::Answered(decision, lent.map(|(grant, sent)| Box::new(Lent { grant, sent })))
+        });
+        (Ok(answers.collect()), told)
     }
 }
 
@@ -328,26 +300,10 @@ impl SetsAsked {
 impl Inner {
     /// One call on sets whose keys are in one slot.
     async fn ask_sets(&self, call: &SetCall<'_>, deadline: Instant) -> Result<SetsAsked, StoreError> {
-        // An error is told of the first key, whichever of them it was.
-        let first = call.states.first().map(|member| &member.line);
-        let key = first.map_or("", |line| &*line.key);
-        // Those of the server that has answered: each one that is tried has its own.
-        let doubts = Mutex::new(Vec::new());
-        let say = |to: Bearings| {
-            let doubted = call.states.iter().map(|it| Doubt::of(&it.limit, to));
-            let doubted: Vec<_> = doubted.collect();
-            let command = script::ask_sets(call, &doubted, self.logs, to);
-            *doubts.lock() = doubted;
-            command
-        };
-        let needs_time = call.states.iter().any(|member| member.limit.needs_time());
-        let hash = first.map_or(0, |line| line.hash.low);
-        let Reply { value, sent, received } =
-            self.call(key, self.routes.slot(key), (hash, needs_time), deadline, say).await?;
+        let Exchanged { result, sent, received } = self.ask_set_states(call, deadline).await?;
         let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
         self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
-        let SetsTold { answers, memories, now } =
-            replay_sets(call, &doubts.into_inner(), value).inspect_err(|why| self.count_failure(why))?;
+        let SetsEvaluated { answers, memories, now } = result;
         Ok(SetsAsked { answers, memories, now, sent, received })
     }
 }

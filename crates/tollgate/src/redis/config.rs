@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{ClientTlsConfig, TlsCertificates};
-use tollgate_core::{BreakerConfig, Limit};
+use tollgate_core::BreakerConfig;
 
 use super::node::Entry;
 use super::url::{Shape, StoreUrl};
@@ -40,40 +40,8 @@ pub struct RedisConfig {
     pub remember_denials: Duration,
     /// Whether this node says once a second that it lives, and hears how many do: one more key, `rate_limiter:nodes`.
     pub count_nodes: bool,
-    /// How sliding logs are kept.
-    pub sliding_log: LogStorage,
     /// The time by which everything is decided, instead of the server's own: for tests and replays.
     pub clock: Option<Clock>,
-}
-
-/// How a sliding log is kept in the store. Decisions are the same; memory and speed are not. Logs of one storage are not seen
-/// by the other: the keys of `Packed` are `rate_limiter:SCOPE_chunks:KEY`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum LogStorage {
-    /// A sorted set, which `redis-cli` shows entry by entry.
-    #[default]
-    SortedSet,
-    /// A hash of chunks of binary entries: a fraction of the memory.
-    Packed,
-}
-
-impl LogStorage {
-    /// What is added to a scope, so that no key means two things.
-    pub(super) const fn suffix(self, limit: &Limit) -> &'static str {
-        match (limit, self) {
-            (Limit::SlidingLog(_), Self::Packed) => "_chunks",
-            (Limit::SlidingLog(_), Self::SortedSet)
-            | (
-                Limit::TokenBucket(_)
-                | Limit::IntervalBucket(_)
-                | Limit::LeakyBucket(_)
-                | Limit::FixedWindow(_)
-                | Limit::SlidingCounter(_)
-                | Limit::CalendarQuota(_),
-                _,
-            ) => "",
-        }
-    }
 }
 
 /// Certificates, in PEM.
@@ -102,7 +70,6 @@ impl RedisConfig {
             breaker: BreakerConfig::default(),
             remember_denials: Duration::from_millis(80),
             count_nodes: true,
-            sliding_log: LogStorage::default(),
             clock: None,
         }
     }

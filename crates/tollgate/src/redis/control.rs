@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::error::StoreError;
 use super::node::Bearings;
-use super::script::{self, Order};
+use super::protocol::{self, Order};
 use super::{Inner, KEY_PREFIX, RedisEngine};
 
 /// Nobody's request waits for it.
@@ -151,7 +151,7 @@ impl Control {
 
     /// Past the breaker, which is there for the sake of requests: this is said rarely, and somebody waits for it to be done.
     async fn tell(&self, order: &Order<'_>) -> Result<Value, StoreError> {
-        let say = |to: Bearings| script::control(&self.keys, order, to.now);
+        let say = |to: Bearings| protocol::control(&self.keys, order, to.now);
         self.inner.routes.tell(&self.keys[0], Instant::now() + ANSWERED_WITHIN, say).await
     }
 }

@@ -17,7 +17,7 @@ use super::call::SetLead;
 use super::error::StoreError;
 use super::limit::StoredLimit;
 use super::lines::{Done, SetEntered, Step};
-use super::script::Question;
+use super::protocol::Question;
 use super::set::{CheckSet, Member, SetAnswer};
 use crate::check::{Check, Distinct};
 use crate::deadline::within;

@@ -149,6 +149,10 @@ impl StoreError {
         }
     }
 
+    pub(super) fn foreign(key: &str, why: String) -> Self {
+        Self::Foreign { key: key.into(), why: why.into() }
+    }
+
     pub(super) fn protocol(why: impl fmt::Display) -> Self {
         Self::Protocol(why.to_string().into())
     }
@@ -211,7 +215,10 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         return Fault::OtherTime(us);
     }
     let server = Arc::clone(server);
-    if says("WRONGTYPE") || says("TOLLGATE foreign value") {
+    // A script computes with what it finds: a field that is not a number stops it before it has written.
+    const NOT_A_NUMBER: [&str; 3] =
+        ["attempt to perform arithmetic", "attempt to compare", "number expected, got"];
+    if says("WRONGTYPE") || says("TOLLGATE foreign value") || NOT_A_NUMBER.iter().any(|text| says(text)) {
         return Fault::Answered(StoreError::Foreign { key: key.into(), why: text });
     }
     if let Some(hint) = hint(&text) {

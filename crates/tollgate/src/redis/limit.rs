@@ -7,8 +7,8 @@ use std::time::Duration;
 use tollgate_core::{Limit, Micros};
 
 use super::lines::LineKey;
-use super::script::fixed_numbers;
-use super::{KEY_PREFIX, LogStorage};
+use super::protocol;
+use super::KEY_PREFIX;
 use crate::check::{HashedKey, LimitId};
 use crate::hash::Hash;
 use crate::settings::LimitSettings;
@@ -38,17 +38,17 @@ impl StoredLimit {
         scope: &str,
         limit: Limit,
         settings: &LimitSettings,
-        (deadline, lease_deadline, logs): (Duration, Duration, LogStorage),
+        (deadline, lease_deadline): (Duration, Duration),
     ) -> Self {
         let terms = settings.lease_terms(&limit).ok();
         let life = terms.map_or(Micros::ZERO, |terms| terms.life());
         let deadline = settings.on_failure.deadline.unwrap_or(deadline);
-        let prefix: Box<str> = format!("{KEY_PREFIX}:{scope}{}:", logs.suffix(&limit)).into();
+        let prefix: Box<str> = format!("{KEY_PREFIX}:{scope}:").into();
         Self {
             id,
             limit,
             parameters: limit.parameters().to_string().into(),
-            numbers: fixed_numbers(&limit),
+            numbers: protocol::parameters(&limit),
             deadline,
             call_deadline: if terms.is_some() { deadline.max(lease_deadline) } else { deadline },
             distrust: settings.failover_guard.then_some(life),

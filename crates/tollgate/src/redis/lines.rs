@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use tollgate_core::{Ask, Decision, Limit, Timestamp};
 
 use super::error::StoreError;
-use super::replay::Memory;
-use super::script::{Change, Question};
+use super::evaluate::Memory;
+use super::protocol::{Change, Question};
 use super::set::{CheckSet, Member, SetAnswer, SetBatch, SetWaiter};
 use crate::backend::Lent;
 use crate::check::LimitId;
@@ -52,6 +52,24 @@ impl Step {
 
     const fn borrows(&self) -> bool {
         matches!(self, Self::Ask(Question::Borrow(..)))
+    }
+
+    pub(super) const fn change(&self) -> Option<Change> {
+        match self {
+            Self::Change(change) => Some(*change),
+            Self::Ask(_) | Self::Reset => None,
+        }
+    }
+
+    /// Whether it can go in one call with another: questions go together, and so do refunds, except those of a log.
+    const fn goes_with(&self, other: &Self, limit: &Limit) -> bool {
+        match (self, other) {
+            (Self::Ask(_), Self::Ask(_)) => true,
+            (Self::Change(Change::Refund { .. }), Self::Change(Change::Refund { .. })) => {
+                !matches!(limit, Limit::SlidingLog(_))
+            }
+            _ => false,
+        }
     }
 }
 
@@ -474,19 +492,16 @@ impl Line {
             if waiter.answer.is_closed() {
                 continue;
             }
-            let alone = !matches!(waiter.step, Step::Ask(_));
             let is_search =
                 batch.last().is_none_or(|last: &Waiter| last.step != waiter.step) || waiter.step.waits();
             let is_second = waiter.step.borrows() && batch.iter().any(|other| other.step.borrows());
-            if (alone && !batch.is_empty()) || (is_search && searches == 0) || is_second {
+            let is_apart = batch.last().is_some_and(|last| !waiter.step.goes_with(&last.step, limit));
+            if is_apart || (is_search && searches == 0) || is_second {
                 self.waiting.push_front(waiter);
                 break;
             }
             searches -= usize::from(is_search);
             batch.push(waiter);
-            if alone {
-                break;
-            }
         }
         batch
     }

@@ -3,24 +3,25 @@
 //! Every check is decided by one script call, on the server's own clock. Checks of a key that come while a call for it is in
 //! flight go together in the next one, and denials are remembered for a moment; both leave every answer exact.
 
-mod answer;
 mod call;
 mod config;
 mod control;
 mod decide;
 mod discovery;
 mod error;
+mod evaluate;
+mod evaluate_sets;
 mod eviction;
+mod exchange;
 mod expiry;
 mod fuse;
 mod limit;
 mod lines;
 mod node;
 mod presence;
+mod protocol;
 mod reach;
-mod replay;
 mod routes;
-mod script;
 mod set;
 mod slot;
 mod takeover;
@@ -37,7 +38,7 @@ use tollgate_core::lease::Lease;
 use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Standing, Timestamp};
 
 use self::call::Call;
-pub use self::config::{LogStorage, RedisConfig, TlsConfig};
+pub use self::config::{RedisConfig, TlsConfig};
 pub use self::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, News, Version};
 pub use self::error::StoreError;
 use self::limit::StoredLimit;
@@ -46,7 +47,7 @@ use self::node::Bearings;
 use self::presence::Presence;
 pub use self::routes::ServerStatus;
 use self::routes::{Reply, Routes};
-use self::script::{Change, Command, Question};
+use self::protocol::{Change, Command, Question};
 use self::url::Shape;
 pub use self::url::{StoreUrl, StoreUrlError};
 use crate::backend::{Backend, Deadlines, Lent, Store, Wanted};
@@ -107,7 +108,6 @@ struct Inner {
     tasks: Tasks,
     deadline: Duration,
     lease_deadline: Duration,
-    logs: LogStorage,
     clock: Option<Clock>,
     /// By which leases end: the time that is handed in, or this node's own.
     own_clock: Clock,
@@ -147,7 +147,6 @@ impl RedisEngine {
             tasks,
             deadline: config.deadline,
             lease_deadline: config.lease_deadline,
-            logs: config.sliding_log,
             own_clock: config.clock.clone().unwrap_or_else(Clock::system),
             clock: config.clock,
             counters: Counters::default(),
@@ -172,12 +171,12 @@ impl RedisEngine {
     }
 
     fn add(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> Arc<StoredLimit> {
-        let Inner { deadline, lease_deadline, logs, routes, limits, added, .. } = &*self.0;
+        let Inner { deadline, lease_deadline, routes, limits, added, .. } = &*self.0;
         if settings.failover_guard {
             routes.want_takeovers();
         }
         let id = LimitId(added.fetch_add(1, Ordering::Relaxed));
-        limits.insert(id, StoredLimit::new(id, scope, limit, settings, (*deadline, *lease_deadline, *logs)))
+        limits.insert(id, StoredLimit::new(id, scope, limit, settings, (*deadline, *lease_deadline)))
     }
 
     /// Whether limits of different subjects may be on different servers, so that one call cannot decide on them together.
@@ -544,6 +543,12 @@ impl RedisLimiter {
 
     fn line(&self, key: &str) -> LineKey {
         self.stored.line(HashedKey::new(key))
+    }
+
+    /// What a check sends beside its key, for benchmarks of the script alone: the script, and the arguments behind the time.
+    #[doc(hidden)]
+    pub fn wire(&self, ask: Ask) -> (&'static str, String, Vec<u8>) {
+        protocol::wire(&self.stored, ask)
     }
 
     /// Takes `permits`, now or not at all.

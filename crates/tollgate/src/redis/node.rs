@@ -23,7 +23,7 @@ use super::eviction::{evicts, maxmemory_policy};
 use super::expiry::{blocks_on_expiry, warn_of_blocking_expiry};
 use super::fuse::{Crossing, Fuse};
 use super::reach::Reach;
-use super::script::{SCRIPTS, Script};
+use super::protocol::{SCRIPTS, Script};
 use super::takeover::{Takeover, Takeovers};
 use super::url::Address;
 

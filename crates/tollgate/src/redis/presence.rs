@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::node::{Bearings, jittered};
 use super::routes::Routes;
-use super::{KEY_PREFIX, script};
+use super::{KEY_PREFIX, protocol};
 
 /// How often a node says that it lives.
 const SAY_EVERY: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ impl Presence {
     pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
         let key = format!("{KEY_PREFIX}:nodes");
         loop {
-            let say = |to: Bearings| script::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
+            let say = |to: Bearings| protocol::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
             let begun = Instant::now();
             if let Ok(Value::Int(nodes)) = routes.tell(&key, begun + SAY_WITHIN, say).await {
                 *self.said.lock() = Some(begun);

@@ -14,7 +14,7 @@ use tollgate_core::BreakerState;
 use super::error::{Fault, Redirect, StoreError, connect_error, fault};
 use super::fuse::Crossing;
 use super::node::{Bearings, Entry, Node, single};
-use super::script::Command;
+use super::protocol::Command;
 use super::slot::{SLOTS, slot_of};
 use super::url::{Address, Shape};
 use crate::deadline::within;

@@ -227,6 +227,25 @@ impl<'a> SetCall<'a> {
         }
     }
 
+    /// The keys of the states in the store.
+    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.states.iter().map(|member| &*member.line.key)
+    }
+
+    /// How many sets ask for each state: those of its group, or all of them for the one that they have in common.
+    pub(super) fn askers(&self) -> SmallVec<[usize; 8]> {
+        let mut askers = SmallVec::from_elem(0, self.states.len());
+        for group in &self.groups {
+            group.states.iter().for_each(|state| askers[*state] += group.count);
+        }
+        askers
+    }
+
+    /// Whether some of the limits are logs.
+    pub(super) fn has_logs(&self) -> bool {
+        self.states.iter().any(|member| matches!(member.limit(), Limit::SlidingLog(_)))
+    }
+
     /// The members with states of their own, but for a line's, each with the number of its group.
     pub(super) fn others(&self, line: &LineKey) -> Vec<(&'a Member, usize)> {
         let groups = self.groups.iter().enumerate();

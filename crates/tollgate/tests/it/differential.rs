@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
     Ask, Backend, Calendar, CalendarQuota, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket,
-    LeakyMode, Limit, LimitId, LimitSettings, LogStorage, MemoryConfig, MemoryEngine, MemoryLimiter, Micros,
+    LeakyMode, Limit, LimitId, LimitSettings, MemoryConfig, MemoryEngine, MemoryLimiter, Micros,
     Rate, RedisConfig, RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp,
     TokenBucket,
 };
@@ -18,21 +18,19 @@ use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 struct Home {
     clock: Clock,
     engine: RedisEngine,
-    logs: LogStorage,
     connection: MultiplexedConnection,
 }
 
 impl Home {
-    async fn of(server: &RedisServer, logs: LogStorage) -> Self {
-        Self::remembering(server, logs, Duration::from_millis(80)).await
+    async fn of(server: &RedisServer) -> Self {
+        Self::remembering(server, Duration::from_millis(80)).await
     }
 
     /// With nothing remembered it is as if every limit were asked on a node of its own: none knows what another has changed since.
-    async fn remembering(server: &RedisServer, logs: LogStorage, denials: Duration) -> Self {
+    async fn remembering(server: &RedisServer, denials: Duration) -> Self {
         let clock = Clock::manual(Timestamp::default());
         let mut config = RedisConfig::new(server.url().parse().unwrap());
         config.clock = Some(clock.clone());
-        config.sliding_log = logs;
         config.deadline = Duration::from_secs(10);
         config.remember_denials = denials;
         let (engine, driver) = RedisEngine::new(config);
@@ -40,7 +38,7 @@ impl Home {
         engine.connected(Duration::from_secs(10)).await.unwrap();
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
-        Self { clock, engine, logs, connection }
+        Self { clock, engine, connection }
     }
 
     /// In an engine of its own: one knows a bounded number of limits.
@@ -54,14 +52,12 @@ impl Home {
 
     fn twins_in(&self, memory: &MemoryEngine, limit: Limit, key: String) -> Twins {
         let scope = &*limit.home();
-        let is_packed = matches!(limit, Limit::SlidingLog(_)) && self.logs == LogStorage::Packed;
-        let suffix = if is_packed { "_chunks" } else { "" };
         Twins {
             memory: memory.limiter(scope, limit).unwrap(),
             in_memory: memory.add_limit(scope, limit, &LimitSettings::default()).unwrap(),
             redis: self.engine.limiter(scope, limit),
             connection: self.connection.clone(),
-            stored: format!("rate_limiter:{scope}{suffix}:{key}"),
+            stored: format!("rate_limiter:{scope}:{key}"),
             key,
             life: Life::default(),
             is_retained: true,
@@ -268,7 +264,7 @@ fn random_limit(algorithm: &str, random: &mut Random) -> Limit {
             "fixed window" => {
                 FixedWindow::new(rate).map(|it| Limit::FixedWindow(it.counting_denied(random.one_in(4))))
             }
-            "sliding log" | "packed sliding log" => {
+            "sliding log" => {
                 SlidingLog::new(rate).map(|it| Limit::SlidingLog(it.counting_denied(random.one_in(4))))
             }
             "calendar quota" => {
@@ -351,8 +347,7 @@ fn seed() -> u64 {
 }
 
 async fn compare(server: &RedisServer, algorithm: &str, steps: u64) {
-    let logs = if algorithm == "packed sliding log" { LogStorage::Packed } else { LogStorage::SortedSet };
-    let home = Home::of(server, logs).await;
+    let home = Home::of(server).await;
     let seed = seed();
     let mut random = Random::new(seed);
     let mut done = 0;
@@ -425,7 +420,7 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
             "fixed window" => FixedWindow::new(other).map(Limit::FixedWindow),
             "calendar quota" => CalendarQuota::new(size, Calendar::parse("Asia/Seoul", "day", None).unwrap())
                 .map(Limit::CalendarQuota),
-            "sliding log" | "packed sliding log" => SlidingLog::new(other).map(Limit::SlidingLog),
+            "sliding log" => SlidingLog::new(other).map(Limit::SlidingLog),
             _ => SlidingCounter::new(other, parts, strict).map(Limit::SlidingCounter),
         };
         limits.extend(made);
@@ -450,8 +445,7 @@ fn random_limits(algorithm: &str, random: &mut Random) -> Vec<Limit> {
 
 /// One key under limits that change back and forth.
 async fn compare_changing(server: &RedisServer, algorithm: &str, steps: u64) {
-    let logs = if algorithm == "packed sliding log" { LogStorage::Packed } else { LogStorage::SortedSet };
-    let home = Home::remembering(server, logs, Duration::ZERO).await;
+    let home = Home::remembering(server, Duration::ZERO).await;
     let seed = seed();
     let mut random = Random::new(seed);
     let (mut done, mut changes, mut lay_over) = (0, 0, 0);
@@ -583,7 +577,6 @@ changing! {
     leaky_buckets_carry_over_alike_in_memory_and_in_the_store: "leaky bucket";
     fixed_windows_carry_over_alike_in_memory_and_in_the_store: "fixed window";
     sliding_logs_carry_over_alike_in_memory_and_in_the_store: "sliding log";
-    packed_sliding_logs_carry_over_alike_in_memory_and_in_the_store: "packed sliding log";
     sliding_counters_carry_over_alike_in_memory_and_in_the_store: "sliding counter";
     calendar_quotas_carry_over_alike_in_memory_and_in_the_store: "calendar quota";
 }
@@ -594,16 +587,15 @@ differential! {
     the_leaky_bucket_is_the_same_in_memory_and_in_the_store: "leaky bucket";
     the_fixed_window_is_the_same_in_memory_and_in_the_store: "fixed window";
     the_sliding_log_is_the_same_in_memory_and_in_the_store: "sliding log";
-    the_packed_sliding_log_is_the_same_in_memory_and_in_the_store: "packed sliding log";
     the_sliding_counter_is_the_same_in_memory_and_in_the_store: "sliding counter";
     the_calendar_quota_is_the_same_in_memory_and_in_the_store: "calendar quota";
 }
 
 #[test]
-fn a_packed_log_grows_and_shrinks_by_chunks() {
+fn a_log_that_grows_and_shrinks_is_the_same_in_memory_and_in_the_store() {
     run(async {
         let server = RedisServer::start();
-        let home = Home::of(&server, LogStorage::Packed).await;
+        let home = Home::of(&server).await;
         let mut random = Random::new(seed());
         let mut sizes = Vec::new();
         for round in 0..long_or(50, 3) {
@@ -634,9 +626,9 @@ fn a_packed_log_grows_and_shrinks_by_chunks() {
                 {
                     grants.push((ask.cost, now + decision.outcome.delay().get()));
                 }
-                let chunks: u64 =
-                    redis::cmd("HLEN").arg(&twins.stored).query_async(&mut twins.connection).await.unwrap();
-                sizes.push(chunks);
+                let members: u64 =
+                    redis::cmd("ZCARD").arg(&twins.stored).query_async(&mut twins.connection).await.unwrap();
+                sizes.push(members);
             }
         }
         assert!(sizes.iter().any(|size| *size > 4), "it has grown");
@@ -645,10 +637,10 @@ fn a_packed_log_grows_and_shrinks_by_chunks() {
 }
 
 #[test]
-fn a_packed_log_never_runs_out_of_sums() {
+fn a_log_never_runs_out_of_sums() {
     run(async {
         let server = RedisServer::start();
-        let home = Home::of(&server, LogStorage::Packed).await;
+        let home = Home::of(&server).await;
         let mut random = Random::new(seed());
         let rate = Rate::new(1 << 51, Micros::new(100)).unwrap();
         let mut twins = home.twins(Limit::SlidingLog(SlidingLog::new(rate).unwrap()), "sums".to_owned());
@@ -672,38 +664,10 @@ fn a_packed_log_never_runs_out_of_sums() {
 }
 
 #[test]
-fn what_is_no_packed_log_is_refused_and_left_alone() {
-    run(async {
-        let server = RedisServer::start();
-        let home = Home::of(&server, LogStorage::Packed).await;
-        let limit = Limit::SlidingLog(SlidingLog::new(Rate::per_minute(10)).unwrap());
-        let twins = home.twins(limit, "foreign:string".to_owned());
-        server.cli(&["SET", &twins.stored, "x"]);
-        assert!(twins.redis.try_acquire(&twins.key, 1).await.is_err());
-        assert_eq!(server.cli(&["GET", &twins.stored]).trim_end(), "x");
-        for foreign in ["", "x", &"x".repeat(100)] {
-            let twins = home.twins(limit, format!("foreign:{}", foreign.len()));
-            server.cli(&["HSET", &twins.stored, "head", foreign]);
-            assert!(twins.redis.try_acquire(&twins.key, 1).await.is_err(), "{foreign}");
-            assert_eq!(server.cli(&["HGET", &twins.stored, "head"]).trim_end(), foreign);
-        }
-    });
-}
-
-#[test]
 fn several_limits_are_taken_together_or_not_at_all() {
-    several_with(LogStorage::SortedSet);
-}
-
-#[test]
-fn several_limits_with_packed_logs_are_taken_together_or_not_at_all() {
-    several_with(LogStorage::Packed);
-}
-
-fn several_with(logs: LogStorage) {
     run(async {
         let server = RedisServer::start();
-        let home = Home::remembering(&server, logs, Duration::ZERO).await;
+        let home = Home::remembering(&server, Duration::ZERO).await;
         let mut random = Random::new(seed());
         for round in 0..long_or(1_000, 60) {
             let many = 2 + random.below(4);
@@ -778,7 +742,7 @@ fn several_with(logs: LogStorage) {
 fn what_was_consumed_stays_consumed_in_the_store() {
     run(async {
         let server = RedisServer::start();
-        let home = Home::remembering(&server, LogStorage::SortedSet, Duration::ZERO).await;
+        let home = Home::remembering(&server, Duration::ZERO).await;
         let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
         let [large, small] = [1_000, 100].map(|size| home.engine.limiter("token_bucket", bucket(size)));
         let stored = |field: &str| server.cli(&["HGET", "rate_limiter:token_bucket:user:1", field]);
@@ -806,7 +770,7 @@ fn what_was_consumed_stays_consumed_in_the_store() {
 fn a_state_without_its_limit_is_the_callers_own() {
     run(async {
         let server = RedisServer::start();
-        let home = Home::of(&server, LogStorage::SortedSet).await;
+        let home = Home::of(&server).await;
         home.clock.set(Timestamp::from_micros(1_763_000_000_000_000));
         let key = "rate_limiter:token_bucket:user:1";
         server.cli(&["HSET", key, "tokens", "40", "last_refill", "1763000000000000", "later", "kept"]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Connection;
 use tollgate::{
-    Ask, Clock, Limit, LogStorage, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
+    Ask, Clock, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
     Timestamp,
 };
 use tollgate_testkit::RedisServer;
@@ -25,12 +25,11 @@ struct Log {
 }
 
 impl Log {
-    async fn start(storage: LogStorage, limit: u64) -> Self {
+    async fn start(limit: u64) -> Self {
         let server = RedisServer::start();
         let clock = Clock::manual(Timestamp::from_micros(BEGIN_US));
         let mut config = RedisConfig::new(server.url().parse().unwrap());
         config.clock = Some(clock.clone());
-        config.sliding_log = storage;
         config.deadline = Duration::from_secs(10);
         config.remember_denials = Duration::ZERO;
         config.count_nodes = false;
@@ -38,10 +37,7 @@ impl Log {
         tokio::spawn(driver.run());
         engine.connected(Duration::from_secs(10)).await.unwrap();
         let limit = Limit::SlidingLog(SlidingLog::new(Rate::per_minute(limit)).unwrap());
-        let stored = match storage {
-            LogStorage::SortedSet => "rate_limiter:sliding_window:user:1",
-            LogStorage::Packed => "rate_limiter:sliding_window_chunks:user:1",
-        };
+        let stored = "rate_limiter:sliding_window:user:1";
         let connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
         Self { limiter: engine.limiter("sliding_window", limit), server, connection, clock, stored }
     }
@@ -78,7 +74,7 @@ impl Log {
 #[test]
 fn one_check_removes_a_bounded_number_of_expired_entries_and_counts_none_of_them() {
     run(async {
-        let mut log = Log::start(LogStorage::SortedSet, MANY).await;
+        let mut log = Log::start(MANY).await;
         log.admit(0, MANY - 1).await;
         log.admit(30_000_000, 1).await;
         log.at(61_000_000);
@@ -94,69 +90,32 @@ fn one_check_removes_a_bounded_number_of_expired_entries_and_counts_none_of_them
 #[test]
 fn a_log_that_is_expired_or_reset_is_unlinked() {
     run(async {
-        for storage in [LogStorage::SortedSet, LogStorage::Packed] {
-            let log = Log::start(storage, MANY).await;
-            log.admit(0, 200).await;
-            log.at(61_000_000);
-            let before = log.commands();
-            assert_eq!(log.limiter.try_acquire("user:1", 1).await.unwrap().remaining, MANY - 1);
-            assert!(log.commands() - before < 20, "{storage:?}");
-            assert!(log.has_run("unlink") && !log.has_run("zremrangebyscore"), "{storage:?}");
-            log.limiter.reset("user:1").await.unwrap();
-            assert_eq!(log.server.cli(&["EXISTS", log.stored]).trim(), "0", "{storage:?}");
-            assert!(!log.has_run("del"), "{storage:?}");
-        }
+        let log = Log::start(MANY).await;
+        log.admit(0, 200).await;
+        log.at(61_000_000);
+        let before = log.commands();
+        assert_eq!(log.limiter.try_acquire("user:1", 1).await.unwrap().remaining, MANY - 1);
+        assert!(log.commands() - before < 20);
+        assert!(log.has_run("unlink") && !log.has_run("zremrangebyscore"));
+        log.limiter.reset("user:1").await.unwrap();
+        assert_eq!(log.server.cli(&["EXISTS", log.stored]).trim(), "0");
+        assert!(!log.has_run("del"));
     });
 }
 
 #[test]
 fn a_refund_of_many_grants_is_a_bounded_number_of_commands() {
     run(async {
-        for storage in [LogStorage::SortedSet, LogStorage::Packed] {
-            let log = Log::start(storage, MANY).await;
-            log.admit(0, MANY).await;
-            let before = log.commands();
-            let oldest = Timestamp::from_micros(BEGIN_US);
-            log.limiter.refund("user:1", MANY - 10, oldest).await.unwrap();
-            assert!(log.commands() - before < 100, "{storage:?}: {} commands", log.commands() - before);
-            assert_eq!(log.limiter.remaining("user:1").await.unwrap(), MANY - 10, "{storage:?}");
-            let denied = log.limiter.peek("user:1", Ask::of(MANY - 9)).await.unwrap();
-            let youngest_us = MANY - 10;
-            let expected = Micros::new(60_000_000 + youngest_us - (MANY - 1));
-            assert_eq!(denied.outcome.retry(), expected, "{storage:?}: the ten youngest are left");
-        }
-    });
-}
-
-#[test]
-fn a_packed_log_grows_by_small_chunks_and_never_copies_what_it_holds() {
-    run(async {
-        let mut log = Log::start(LogStorage::Packed, MANY).await;
+        let log = Log::start(MANY).await;
         log.admit(0, MANY).await;
-        let fields: Vec<(String, Vec<u8>)> =
-            redis::cmd("HGETALL").arg(log.stored).query(&mut log.connection).unwrap();
-        assert!(fields.len() as u64 > MANY / 100, "{} fields", fields.len());
-        assert!(fields.iter().all(|(_, value)| value.len() <= 1_024), "every value is small");
-        log.at(30_000_000);
-        assert!(!log.limiter.try_acquire("user:1", 1).await.unwrap().is_admitted());
-        // Half a window later all chunks but those of the younger half are gone, some with each check.
-        log.at(60_000_000 + MANY / 2);
-        assert!(log.limiter.try_acquire("user:1", 1).await.unwrap().is_admitted());
-        log.admit(60_000_001 + MANY / 2, 9).await;
-        let left: u64 = redis::cmd("HLEN").arg(log.stored).query(&mut log.connection).unwrap();
-        assert!(left < fields.len() as u64 * 2 / 3, "{left} of {} chunks", fields.len());
-    });
-}
-
-#[test]
-fn the_storage_form_does_not_depend_on_the_size_of_the_limit() {
-    run(async {
-        for (storage, form) in [(LogStorage::SortedSet, "zset"), (LogStorage::Packed, "hash")] {
-            for limit in [1, 100, 10_000, 100_000, 600_000] {
-                let log = Log::start(storage, limit).await;
-                log.admit(0, 1).await;
-                assert_eq!(log.server.cli(&["TYPE", log.stored]).trim(), form, "a limit of {limit}");
-            }
-        }
+        let before = log.commands();
+        let oldest = Timestamp::from_micros(BEGIN_US);
+        log.limiter.refund("user:1", MANY - 10, oldest).await.unwrap();
+        assert!(log.commands() - before < 100, "{} commands", log.commands() - before);
+        assert_eq!(log.limiter.remaining("user:1").await.unwrap(), MANY - 10);
+        let denied = log.limiter.peek("user:1", Ask::of(MANY - 9)).await.unwrap();
+        let youngest_us = MANY - 10;
+        let expected = Micros::new(60_000_000 + youngest_us - (MANY - 1));
+        assert_eq!(denied.outcome.retry(), expected, "the ten youngest are left");
     });
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Backend, Check, Limit, LogStorage, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
+    Backend, Check, Limit, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
     StoreError, TlsConfig, TokenBucket,
 };
 use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
@@ -324,8 +324,7 @@ fn the_least_privileges_are_enough_with_sentinels_and_on_a_cluster() {
         let trio = SentinelTrio::start();
         let servers: Vec<_> = trio.stores().into_iter().map(|address| trio.store(address)).collect();
         let url = with_user(&trio.url(), "+role", &servers);
-        let packed = engine_with(&url, |config| config.sliding_log = LogStorage::Packed);
-        let logs = packed.limiter("sliding_window", named_limit("sliding_log"));
+        let logs = engine(&url).limiter("sliding_window", named_limit("sliding_log"));
         assert!(logs.try_acquire("user:1", 1).await.unwrap().is_admitted());
         assert_eq!(slow_bucket(&engine(&url)).try_acquire("user:1", 1).await.unwrap().remaining, 99);
 

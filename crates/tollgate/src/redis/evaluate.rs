@@ -1,0 +1,294 @@
+//! Evaluates questions on the state of a key, by the same arithmetic as the scripts.
+//!
+//! A script that finds a plain state decides, writes, and answers with the state as it was: the questions are evaluated on that, and must
+//! come to the same number of admissions. Any other state is evaluated here alone, and says what has to be written.
+
+use smallvec::SmallVec;
+use tollgate_core::algorithm::{Algorithm, LeaseBucket};
+use tollgate_core::{Ask, Decision, Grant, Limit, Micros, Outcome, Standing, State, Timestamp};
+
+use super::error::StoreError;
+use super::limit::StoredLimit;
+use super::protocol::{
+    Change, Difference, Doubt, Fields, LogView, Question, Reader, Starts, Stored, is_lending, is_sent, lender,
+    plain_state, stored_state, wanted, write,
+};
+use crate::backend::Wanted;
+
+/// What has to be written, and for how many milliseconds it matters.
+pub(super) type Write = (Difference, u64);
+
+/// The answers of a call on one key.
+pub(super) struct Evaluated {
+    /// One for each question, in order.
+    pub(super) decisions: SmallVec<[Decision; 1]>,
+    /// What was lent to the one that borrows.
+    pub(super) grant: Option<Grant>,
+    /// What can be known of later denials.
+    pub(super) memory: Memory,
+    /// The server's time.
+    pub(super) now: Timestamp,
+}
+
+/// What is known of a key after a call.
+#[derive(Clone, Debug)]
+pub(super) enum Memory {
+    /// All of it.
+    State(State),
+    /// A log stays where it is: only that this was denied.
+    Denied(Ask, Decision),
+    /// A log that denied nothing.
+    Nothing,
+}
+
+/// Evaluates questions on the state that a script has answered with.
+pub(super) fn evaluate(
+    stored: &StoredLimit,
+    questions: &[Question],
+    admitted: i64,
+    now: Timestamp,
+    mut numbers: Reader<'_>,
+) -> Result<Evaluated, StoreError> {
+    let limit = &stored.limit;
+    let (evaluated, taken) = match limit {
+        Limit::SlidingLog(_) => evaluate_log(limit, questions, &mut numbers, now)?,
+        Limit::TokenBucket(_)
+        | Limit::IntervalBucket(_)
+        | Limit::LeakyBucket(_)
+        | Limit::FixedWindow(_)
+        | Limit::SlidingCounter(_)
+        | Limit::CalendarQuota(_) => {
+            let state = plain_state(limit, is_lending(limit, questions), &mut numbers)?;
+            evaluate_on(limit, questions, state, now)
+        }
+    };
+    if taken != admitted {
+        return Err(StoreError::protocol(format_args!(
+            "the script admitted {admitted}, its state says {taken}"
+        )));
+    }
+    Ok(evaluated)
+}
+
+/// Evaluates questions on a state. Returns also how many were admitted or lent.
+fn evaluate_on(
+    limit: &Limit,
+    questions: &[Question],
+    mut state: State,
+    now: Timestamp,
+) -> (Evaluated, i64) {
+    let mut decisions = SmallVec::with_capacity(questions.len());
+    let mut taken = 0;
+    for question in questions {
+        let ask = question.ask();
+        let outcome = match question.takes() {
+            true => {
+                let outcome = limit.decide(&mut state, now, ask);
+                taken += i64::from(is_sent(limit, ask) && outcome.is_admitted());
+                outcome
+            }
+            false => limit.peek(&state, now, ask),
+        };
+        decisions.push(decision(limit, outcome, limit.standing(&state, now), now));
+    }
+    let grant = wanted(questions).map(|Wanted { permits, parts, terms }| {
+        let grant = terms.lend(limit, &mut state, now, permits, parts);
+        taken += grant.permits as i64;
+        grant
+    });
+    (Evaluated { decisions, grant, memory: Memory::State(state), now }, taken)
+}
+
+/// Computes what questions are answered on a state that is not plain, and what has to be written.
+pub(super) fn compute(
+    stored: &StoredLimit,
+    questions: &[Question],
+    doubt: Option<Doubt>,
+    (key, snapshot): (&str, &[u8]),
+    now: Timestamp,
+) -> Result<(Evaluated, Option<Write>), StoreError> {
+    let fields = Fields::parse(snapshot)?;
+    let found = Found::new(stored, key, &fields, doubt, now)?;
+    let (evaluated, _) = evaluate_on(&stored.limit, questions, found.state.clone(), now);
+    let takes = questions.iter().any(|it| it.takes() && is_sent(&stored.limit, it.ask()))
+        || wanted(questions).is_some_and(|wanted| wanted.permits > 0);
+    let write = match &evaluated.memory {
+        Memory::State(state) if takes && (found.is_converted || *state != found.state) => {
+            Some(write(stored, state, &fields, now))
+        }
+        Memory::State(_) | Memory::Denied(..) | Memory::Nothing => None,
+    };
+    Ok((evaluated, write))
+}
+
+/// Computes changes of a state. A return that is out of turn says which number it would have, and changes nothing.
+pub(super) fn compute_changes(
+    stored: &StoredLimit,
+    changes: &[Change],
+    doubt: Option<Doubt>,
+    (key, snapshot): (&str, &[u8]),
+    now: Timestamp,
+) -> Result<(Option<u64>, Option<Write>), StoreError> {
+    let fields = Fields::parse(snapshot)?;
+    let limit = &stored.limit;
+    let Found { state: found, is_converted } = Found::new(stored, key, &fields, doubt, now)?;
+    let (mut state, mut keeps, mut returned) = (found.clone(), false, None);
+    for change in changes {
+        match *change {
+            Change::Refund { permits, at } => limit.refund(&mut state, now, permits, at),
+            Change::Charge { permits } => {
+                limit.charge(&mut state, now, permits);
+                keeps = is_converted && permits > 0;
+            }
+            Change::Return { permits, at, number, counted } => {
+                let returns = fields.number("returns").map_err(|why| StoreError::foreign(key, why))?;
+                let returns = returns.unwrap_or(0).max(0) as u64;
+                if returns != number {
+                    return Ok((Some(returns), None));
+                }
+                // Whether permits that were lent before this server took over are known here, nobody can tell: they stay lent.
+                if doubt.is_none_or(|doubt| at >= doubt.since) {
+                    take_back(limit, &mut state, now, permits, at, counted);
+                    returned = Some(number + 1);
+                }
+            }
+        }
+    }
+    if state == found && !keeps {
+        return Ok((None, None));
+    }
+    let (mut difference, matters) = write(stored, &state, &fields, now);
+    if let Some(number) = returned {
+        difference.set.extend(["returns".to_owned(), number.to_string()]);
+    }
+    Ok((None, Some((difference, matters))))
+}
+
+/// Takes back permits that were lent. If they were not counted as out, they were an ordinary debit.
+fn take_back(
+    limit: &Limit,
+    state: &mut State,
+    now: Timestamp,
+    permits: u64,
+    at: Timestamp,
+    counted: bool,
+) {
+    match lender(limit).filter(|_| counted) {
+        Some(it) => limit.with_beside(state, now, |state| {
+            if let State::Lent(lent) = state {
+                LeaseBucket(*it).take_back(lent, now, permits, at);
+            }
+        }),
+        None if counted => {}
+        None => limit.refund(state, now, permits, at),
+    }
+}
+
+/// A state that was found in the store, as far as it is believed, under the limit that asks.
+pub(super) struct Found {
+    pub(super) state: State,
+    /// Whether it was written under another limit.
+    pub(super) is_converted: bool,
+}
+
+impl Found {
+    pub(super) fn new(
+        asking: &StoredLimit,
+        key: &str,
+        fields: &Fields<'_>,
+        doubt: Option<Doubt>,
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        let limit = &asking.limit;
+        let Stored { under, mut state } = match (fields.is_empty(), doubt) {
+            (true, None) => Stored { under: *limit, state: limit.fresh(now) },
+            // A key that is not there may have been there.
+            (true, Some(_)) => Stored { under: *limit, state: limit.fresh(Timestamp::default()) },
+            (false, _) => stored_state(asking, fields).map_err(|why| StoreError::foreign(key, why))?,
+        };
+        if let Some(Doubt { since, life }) = doubt {
+            under.distrust(&mut state, now, since, life);
+        }
+        let is_converted = !limit.understands(&under);
+        Ok(Self { state: limit.carry_over(&under, state, now), is_converted })
+    }
+}
+
+pub(super) fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
+    Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at }
+}
+
+/// As [`evaluate`], from the starts that the script has found.
+fn evaluate_log(
+    limit: &Limit,
+    questions: &[Question],
+    numbers: &mut Reader<'_>,
+    now: Timestamp,
+) -> Result<(Evaluated, i64), StoreError> {
+    let mut view = LogView::read(numbers)?;
+    let mut starts = Starts::default();
+    let mut decisions = SmallVec::with_capacity(questions.len());
+    let (mut memory, mut taken) = (Memory::Nothing, 0);
+    for question in questions {
+        let (ask, takes) = (question.ask(), question.takes());
+        if !is_sent(limit, ask) {
+            let outcome = if ask.cost == 0 { Outcome::NOW } else { Outcome::Impossible };
+            decisions.push(decision(limit, outcome, view.standing(limit, now), now));
+            continue;
+        }
+        let start = starts.next(numbers)?;
+        let outcome = view.outcome(limit, ask, start, now);
+        let charged = if takes { view.take(limit, ask, outcome, start) } else { 0 };
+        let decided = decision(limit, outcome, view.standing(limit, now), now);
+        if takes {
+            taken += i64::from(outcome.is_admitted());
+            memory = Memory::of_log(ask, decided, charged);
+        }
+        decisions.push(decided);
+    }
+    Ok((Evaluated { decisions, grant: None, memory, now }, taken))
+}
+
+impl Memory {
+    /// What is known of a log after a take. A denial that was charged has changed what the next one is told.
+    pub(super) fn of_log(ask: Ask, decided: Decision, charged: i64) -> Self {
+        match decided.outcome {
+            Outcome::Denied { .. } if charged == 0 => Self::Denied(ask, decided),
+            Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Self::Nothing,
+        }
+    }
+
+    /// The answer to an ask, if it can be no other than a denial. The server's time is between `early` and `late`.
+    pub(super) fn denies(
+        &self,
+        limit: &Limit,
+        ask: Ask,
+        early: Timestamp,
+        late: Timestamp,
+    ) -> Option<Decision> {
+        match self {
+            Self::State(state) => {
+                let mut next = state.clone();
+                // Others have taken since, if anything, so what is denied here is denied there. A denial that would change
+                // the state must reach it.
+                if !matches!(limit.decide(&mut next, late, ask), Outcome::Denied { .. }) || next != *state {
+                    return None;
+                }
+                let outcome = limit.peek(state, early, ask);
+                Some(decision(limit, outcome, limit.standing(state, early), early))
+            }
+            Self::Denied(asked, denied) => {
+                let since = |instant: Timestamp| instant.as_micros().saturating_sub(denied.at.as_micros());
+                let left = denied.outcome.retry().get().min(denied.reset.get().max(1));
+                if *asked != ask || since(late) >= left {
+                    return None;
+                }
+                let after = |time: Micros| Micros::new(time.get().saturating_sub(since(early)));
+                let outcome = Outcome::Denied { retry: after(denied.outcome.retry()) };
+                Some(Decision { outcome, reset: after(denied.reset), at: early, ..*denied })
+            }
+            Self::Nothing => None,
+        }
+    }
+}
+

@@ -1,0 +1,321 @@
+//! One exchange with a server on the states of keys: mostly one call. Where a state is not plain, the next state is computed here and
+//! written by a compare-and-set, again if it has changed meanwhile, all within one deadline.
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tollgate_core::{Limit, Micros, Outcome, Timestamp};
+
+use super::Inner;
+use super::error::StoreError;
+use super::evaluate::{Evaluated, Memory, Write, compute, compute_changes, evaluate};
+use super::evaluate_sets::{SetsComputed, SetsEvaluated, compute_sets, evaluate_sets, with_logs};
+use super::limit::StoredLimit;
+use super::lines::LineKey;
+use super::node::Bearings;
+use super::protocol::{self, Change, Command, Doubt, Question, Reader, Reply, Snapshots};
+use super::set::{GroupCall, SetCall};
+
+/// A result, and between which instants the server was asked for the state that it is computed from.
+pub(super) struct Exchanged<T> {
+    pub(super) result: T,
+    pub(super) sent: Instant,
+    pub(super) received: Instant,
+}
+
+/// What is done on one state.
+pub(super) trait Exchange {
+    type Result;
+
+    /// The call that does it on a plain state, or reads the state.
+    fn first(&self, limit: &StoredLimit, key: &str, doubt: Option<Doubt>, to: Bearings) -> Command;
+
+    /// The result of that call.
+    fn decided(
+        &self,
+        limit: &StoredLimit,
+        admitted: i64,
+        now: Timestamp,
+        numbers: Reader<'_>,
+    ) -> Result<Self::Result, StoreError>;
+
+    /// The result on a state that is not plain, and what has to be written.
+    fn compute(
+        &self,
+        limit: &StoredLimit,
+        doubt: Option<Doubt>,
+        state: (&str, &[u8]),
+        now: Timestamp,
+    ) -> Result<(Self::Result, Option<Write>), StoreError>;
+}
+
+/// Questions on one key.
+pub(super) struct Questions<'a>(pub(super) &'a [Question]);
+
+impl Exchange for Questions<'_> {
+    type Result = Evaluated;
+
+    fn first(&self, limit: &StoredLimit, key: &str, doubt: Option<Doubt>, to: Bearings) -> Command {
+        protocol::ask(limit, key, self.0, doubt, to)
+    }
+
+    fn decided(
+        &self,
+        limit: &StoredLimit,
+        admitted: i64,
+        now: Timestamp,
+        numbers: Reader<'_>,
+    ) -> Result<Evaluated, StoreError> {
+        evaluate(limit, self.0, admitted, now, numbers)
+    }
+
+    fn compute(
+        &self,
+        limit: &StoredLimit,
+        doubt: Option<Doubt>,
+        state: (&str, &[u8]),
+        now: Timestamp,
+    ) -> Result<(Evaluated, Option<Write>), StoreError> {
+        compute(limit, self.0, doubt, state, now)
+    }
+}
+
+/// Changes of one key: refunds, or one other change. A return that is out of turn says which number it would have.
+pub(super) struct Changes<'a>(pub(super) &'a [Change]);
+
+impl Exchange for Changes<'_> {
+    type Result = Option<u64>;
+
+    fn first(&self, limit: &StoredLimit, key: &str, doubt: Option<Doubt>, to: Bearings) -> Command {
+        let is_log = matches!(limit.limit, Limit::SlidingLog(_));
+        if is_log || self.0.iter().all(|change| matches!(change, Change::Refund { .. })) {
+            protocol::change(limit, key, self.0, doubt, to)
+        } else {
+            protocol::read([key].into_iter(), to)
+        }
+    }
+
+    fn decided(
+        &self,
+        _: &StoredLimit,
+        _: i64,
+        _: Timestamp,
+        _: Reader<'_>,
+    ) -> Result<Option<u64>, StoreError> {
+        Ok(None)
+    }
+
+    fn compute(
+        &self,
+        limit: &StoredLimit,
+        doubt: Option<Doubt>,
+        state: (&str, &[u8]),
+        now: Timestamp,
+    ) -> Result<(Option<u64>, Option<Write>), StoreError> {
+        compute_changes(limit, self.0, doubt, state, now)
+    }
+}
+
+/// A state that was computed here and is to be written.
+struct Pending<T> {
+    exchanged: Exchanged<T>,
+    snapshots: Snapshots,
+    doubt: Option<Doubt>,
+    write: Write,
+}
+
+enum Next<T> {
+    Done(Exchanged<T>),
+    Commit(Pending<T>),
+}
+
+impl Inner {
+    /// Does something on the state of one key.
+    pub(super) async fn exchange<E: Exchange>(
+        &self,
+        limit: &StoredLimit,
+        line: &LineKey,
+        exchange: &E,
+        deadline: Instant,
+    ) -> Result<Exchanged<E::Result>, StoreError> {
+        let slot = self.routes.slot(&line.key);
+        // That of the server that has answered: each one that is tried has its own.
+        let doubt = Mutex::new(None);
+        let mut pending: Option<Pending<E::Result>> = None;
+        loop {
+            let say = |to: Bearings| {
+                let doubted = Doubt::of(limit, to);
+                *doubt.lock() = doubted;
+                match &pending {
+                    None => exchange.first(limit, &line.key, doubted, to),
+                    Some(Pending { snapshots, doubt, write, .. }) if *doubt == doubted => {
+                        let snapshot = snapshots.get(0).unwrap_or_default();
+                        protocol::commit(&line.key, snapshot, write, to)
+                    }
+                    // Another server has taken over meanwhile.
+                    Some(_) => protocol::read([&*line.key].into_iter(), to),
+                }
+            };
+            let needs_time = (line.hash.low, limit.needs_time());
+            let reply = self.call(&line.key, slot, needs_time, deadline, say).await?;
+            let (sent, received) = (reply.sent, reply.received);
+            let next = Reply::new(&reply.value).and_then(|answer| match (answer, pending.take()) {
+                (Reply::Decided { .. }, Some(written)) => Ok(Next::Done(written.exchanged)),
+                (Reply::Decided { first, now, numbers }, None) => {
+                    let result = exchange.decided(limit, first, now, numbers)?;
+                    Ok(Next::Done(Exchanged { result, sent, received }))
+                }
+                (Reply::Rare { now, snapshots }, _) => {
+                    let doubt = *doubt.lock();
+                    let state = (&*line.key, snapshots.get(0)?);
+                    let (result, write) = exchange.compute(limit, doubt, state, now)?;
+                    let exchanged = Exchanged { result, sent, received };
+                    Ok(match write {
+                        None => Next::Done(exchanged),
+                        Some(write) => Next::Commit(Pending { exchanged, snapshots, doubt, write }),
+                    })
+                }
+            });
+            match next.inspect_err(|why| self.count_failure(why))? {
+                Next::Done(exchanged) => return Ok(exchanged),
+                Next::Commit(next) => pending = Some(next),
+            }
+        }
+    }
+}
+
+/// States of sets that were computed here and are to be written.
+struct PendingSets {
+    snapshots: Snapshots,
+    doubts: Vec<Option<Doubt>>,
+    now: Timestamp,
+    sent: Instant,
+    received: Instant,
+}
+
+impl PendingSets {
+    fn compute(&self, call: &SetCall<'_>, log: Outcome) -> Result<SetsComputed<'_>, StoreError> {
+        compute_sets(call, &self.doubts, &self.snapshots, self.now, log)
+    }
+}
+
+impl Inner {
+    /// Asks for sets whose keys are in one slot.
+    pub(super) async fn ask_set_states(
+        &self,
+        call: &SetCall<'_>,
+        deadline: Instant,
+    ) -> Result<Exchanged<SetsEvaluated>, StoreError> {
+        let pending = match self.exchange_sets(call, None, deadline).await? {
+            NextSets::Done(exchanged) => return Ok(exchanged),
+            NextSets::Commit(pending) => pending,
+        };
+        if !call.has_logs() {
+            return self.commit_sets(call, pending, deadline).await;
+        }
+        // Logs are decided by the script: one set after another, so that the script's decision on a set is known before the next set.
+        let mut answers = Vec::new();
+        let mut memories = vec![Memory::Nothing; call.states.len()];
+        let PendingSets { now, sent, received, .. } = pending;
+        let mut all = Exchanged { result: now, sent, received };
+        for GroupCall { set, count, states } in &call.groups {
+            for _ in 0..*count {
+                let one = SetCall::one(set);
+                let Exchanged { result, sent, received } =
+                    match self.exchange_sets(&one, None, deadline).await? {
+                        NextSets::Done(exchanged) => exchanged,
+                        NextSets::Commit(pending) => self.commit_sets(&one, pending, deadline).await?,
+                    };
+                for (memory, state) in result.memories.into_iter().zip(states) {
+                    memories[*state] = memory;
+                }
+                answers.extend(result.answers);
+                all = Exchanged { result: result.now, sent, received };
+            }
+        }
+        let Exchanged { result: now, sent, received } = all;
+        Ok(Exchanged { result: SetsEvaluated { answers, memories, now }, sent, received })
+    }
+
+    /// Writes what was computed, and computes it again for as long as others are quicker.
+    async fn commit_sets(
+        &self,
+        call: &SetCall<'_>,
+        mut pending: PendingSets,
+        deadline: Instant,
+    ) -> Result<Exchanged<SetsEvaluated>, StoreError> {
+        loop {
+            match self.exchange_sets(call, Some(pending), deadline).await? {
+                NextSets::Done(exchanged) => return Ok(exchanged),
+                NextSets::Commit(next) => pending = next,
+            }
+        }
+    }
+
+    /// One call on sets.
+    async fn exchange_sets(
+        &self,
+        call: &SetCall<'_>,
+        pending: Option<PendingSets>,
+        deadline: Instant,
+    ) -> Result<NextSets, StoreError> {
+        // An error is told of the first key, whichever of them it was.
+        let first = call.states.first().map(|member| &member.line);
+        let key = first.map_or("", |line| &*line.key);
+        let computed = pending.as_ref().map(|it| it.compute(call, Outcome::NOW)).transpose();
+        let computed = computed.inspect_err(|why| self.count_failure(why))?;
+        if let (Some(computed), Some(pending)) = (&computed, &pending)
+            && computed.is_final()
+        {
+            let result = computed.evaluated.clone();
+            return Ok(NextSets::Done(Exchanged { result, sent: pending.sent, received: pending.received }));
+        }
+        // Those of the server that has answered: each one that is tried has its own.
+        let doubts = Mutex::new(Vec::new());
+        let say = |to: Bearings| {
+            let doubted: Vec<_> = call.states.iter().map(|it| Doubt::of(&it.limit, to)).collect();
+            let command = match (&pending, &computed) {
+                (Some(pending), Some(computed)) if pending.doubts == doubted => {
+                    protocol::commit_sets(call, &computed.computed, to)
+                }
+                // Another server has taken over meanwhile.
+                (Some(_), _) => protocol::read(call.keys(), to),
+                (None, _) => protocol::ask_sets(call, &doubted, to),
+            };
+            *doubts.lock() = doubted;
+            command
+        };
+        let needs_time = call.states.iter().any(|member| member.limit.needs_time());
+        let hash = first.map_or(0, |line| line.hash.low);
+        let reply = self.call(key, self.routes.slot(key), (hash, needs_time), deadline, say).await?;
+        let (sent, received) = (reply.sent, reply.received);
+        let next = Reply::new(&reply.value).and_then(|answer| match (answer, &pending, computed) {
+            (Reply::Decided { now, numbers, .. }, Some(pending), Some(computed)) => {
+                let (sent, received) = (pending.sent, pending.received);
+                let mut result = computed.evaluated;
+                if call.has_logs() {
+                    let (mut taken, all) = (numbers, result.answers.first().is_some_and(|it| it.all));
+                    if all && taken.next()? == 0 {
+                        let log = Outcome::Denied { retry: Micros::ZERO };
+                        result = pending.compute(call, log)?.evaluated;
+                    }
+                    result = with_logs(result, call, now, numbers)?;
+                }
+                Ok(NextSets::Done(Exchanged { result, sent, received }))
+            }
+            (Reply::Decided { now, numbers, .. }, _, _) => {
+                let result = evaluate_sets(call, now, numbers)?;
+                Ok(NextSets::Done(Exchanged { result, sent, received }))
+            }
+            (Reply::Rare { now, snapshots }, _, _) => {
+                let doubts = doubts.lock().clone();
+                Ok(NextSets::Commit(PendingSets { snapshots, doubts, now, sent, received }))
+            }
+        });
+        next.inspect_err(|why| self.count_failure(why))
+    }
+}
+
+enum NextSets {
+    Done(Exchanged<SetsEvaluated>),
+    Commit(PendingSets),
+}

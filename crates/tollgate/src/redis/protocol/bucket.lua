@@ -1,0 +1,78 @@
+-- TOKEN_BUCKET and LEAKY_BUCKET: the twin of token_bucket.rs and leaky_bucket.rs. AMOUNT, DATED and WATER differ.
+--
+-- A hash with
+--   AMOUNT   whole permits: tokens (negative while reservations or debts are due), or water in the bucket
+--   DATED    microseconds, a multiple of the tick
+--   frac     units beyond the whole permits, 0 .. unit-1; absent until it is first above 0
+--   limit    the limit that it was written under: tick/unit/flow/size; a suffix marks a state that is not plain
+--   leases   while permits are lent (lend.lua)
+-- Numbers of the limit: tick in microseconds, units in a permit, units that flow in a tick, size in permits, 1 for a queue.
+-- @read
+local tick, unit, flow, size, queue, since
+tick, unit, flow, size, queue, since, position = struct.unpack('>i8i8i8i8i8i8', numbers, position)
+local full, at = size * unit, floor(now / tick)
+-- The level is what could be taken, in units: tokens, or the room above the water.
+local level = full
+local stored = call('HMGET', key, AMOUNT, DATED, 'limit', 'frac', 'leases')
+if stored[3] == own and not stored[5] then
+  local dated = floor(stored[2] / tick)
+  level = stored[1] * unit + (stored[4] or 0)
+  if WATER then
+    level = full - level
+  end
+  if dated * tick <= since or dated - at > ceil(full / flow) or not (level <= full and level >= -full - flow) then
+    @rare
+  end
+  if at > dated then
+    level = min(full, level + (at - dated) * flow)
+  else
+    at = dated
+  end
+elseif stored[1] or stored[2] or stored[3] or since > 0 then
+  @rare
+end
+-- @reply
+struct.pack('>i8i8', level, at)
+-- @fit
+local units = cost * unit
+if queue == 1 then
+  -- A request starts when all water ahead of it has flowed out. As many as find room, the last of them within its wait.
+  fit = floor(level / units)
+  if wait >= 0 then
+    local water = full - level
+    local flows = (floor((now + wait) / tick) - at) * flow
+    fit = min(fit, max(water == 0 and 1 or 0, floor((flows - water) / units) + 1))
+  end
+elseif wait > 0 then
+  -- What flows until the last of them starts can be promised now, unless it would overflow.
+  if units + flow > full then
+    @rare
+  end
+  fit = floor((level + max(0, floor((now + wait) / tick) - at) * flow) / units)
+else
+  fit = floor(level / units)
+end
+-- @spend
+level = level - n * units
+-- @refund
+local units, start = cost * unit, floor(wait / tick)
+if queue == 1 or start > at or level < 0 then
+  @rare
+end
+-- What has flowed back since the start is not owed a second time.
+local credit = units - (at - start) * flow
+if credit > 0 and level < full then
+  level, changed = min(full, level + credit), true
+end
+-- @write
+local amount = WATER and full - level or level
+local permits = floor(amount / unit)
+local frac = amount - permits * unit
+if frac > 0 or stored[4] then
+  call('HSET', key, AMOUNT, permits, DATED, at * tick, 'limit', own, 'frac', frac)
+elseif stored[3] then
+  call('HSET', key, AMOUNT, permits, DATED, at * tick)
+else
+  call('HSET', key, AMOUNT, permits, DATED, at * tick, 'limit', own)
+end
+@expire((at + ceil((full - level) / flow)) * tick)

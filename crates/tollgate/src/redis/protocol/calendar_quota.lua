@@ -1,0 +1,53 @@
+-- A quota of the calendar: the twin of calendar_quota.rs.
+--
+-- A hash with
+--   end    when the period ends, in microseconds
+--   count  permits taken in it, under whichever limit
+-- Numbers of the limit: limit in permits; no period is longer, in microseconds; six instants, one after another, at which periods begin: two
+-- before the period that the server's clock was last seen in, and two after it.
+-- @read
+local limit, horizon, since, bounds
+limit, horizon, position = struct.unpack('>i8i8', numbers, position)
+bounds = { struct.unpack('>i8i8i8i8i8i8i8', numbers, position) }
+since, position = bounds[7], bounds[8]
+local current, doubted
+for number = 1, 5 do
+  if bounds[number] <= now and now < bounds[number + 1] then
+    current = bounds[number + 1]
+  end
+  if bounds[number] <= since and since < bounds[number + 1] then
+    doubted = bounds[number + 1]
+  end
+end
+if not current then
+  -- The clock was set: the caller repeats the call with the periods around this time.
+  error(string.format('TOLLGATE time %.0f', now))
+end
+local finish, taken = 0, 0
+local stored = call('HMGET', key, 'end', 'count')
+if stored[1] or stored[2] then
+  if not (stored[1] and stored[2]) then
+    @rare
+  end
+  finish, taken = stored[1] + 0, stored[2] + 0
+  if finish - now > 2 * horizon or not (taken >= 0 and taken <= 6755399441055744) then
+    @rare
+  end
+end
+if now >= finish and current > finish then
+  finish, taken = current, 0
+end
+if finish == doubted and taken < limit then
+  @rare
+end
+-- @reply
+struct.pack('>i8i8', finish, taken)
+-- @fit
+fit = floor((limit - taken) / cost)
+-- @spend
+taken = taken + n * cost
+-- @refund
+@rare
+-- @write
+call('HSET', key, 'end', finish, 'count', taken)
+@expire(finish)

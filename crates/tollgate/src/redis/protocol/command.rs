@@ -1,0 +1,320 @@
+//! Commands as they are sent.
+
+use redis::Cmd;
+use smallvec::SmallVec;
+use tollgate_core::{Ask, LeakyMode, Limit, Timestamp};
+
+use super::fields::Difference;
+use super::numbers::Numbers;
+use super::scripts::{SCRIPTS, Script, kind};
+use super::state::{add_parameters, lends};
+use super::{Change, Doubt, Question, is_sent};
+use crate::backend::Wanted;
+use crate::redis::control::{ASSIGNED_MAX, AssignedTier, Version};
+use crate::redis::limit::StoredLimit;
+use crate::redis::node::Bearings;
+use crate::redis::set::{Member, SetCall};
+
+/// A command, and the script that the server must know for it.
+pub(crate) struct Command {
+    pub(crate) said: Cmd,
+    pub(crate) script: Option<&'static Script>,
+    /// Whether it writes: an answer to one that does shows that the server decides.
+    pub(crate) writes: bool,
+}
+
+/// A call of a script: EVALSHA, its keys, and the time if it is not to read its own.
+fn evalsha<'a>(
+    script: &'static Script,
+    keys: impl ExactSizeIterator<Item = &'a str>,
+    now: Option<Timestamp>,
+) -> Command {
+    let mut command = Cmd::with_capacity(16, 256);
+    command.arg("EVALSHA").arg(&script.sha).arg(keys.len());
+    for key in keys {
+        command.arg(key);
+    }
+    match now {
+        Some(now) => command.arg(now.as_micros()),
+        None => command.arg(""),
+    };
+    Command { said: command, script: Some(script), writes: true }
+}
+
+impl Numbers {
+    /// Adds what a script must know of a limit and of the server.
+    fn add_limit(&mut self, limit: &StoredLimit, doubt: Option<Doubt>, about: Timestamp) {
+        match &limit.numbers {
+            Some(fixed) => self.0.extend_from_slice(fixed),
+            None => add_parameters(self, &limit.limit, about),
+        }
+        // A log is believed.
+        if !matches!(limit.limit, Limit::SlidingLog(_)) {
+            self.add([doubt.map_or(0, |doubt| doubt.since.as_micros() as i64)]);
+        }
+    }
+}
+
+/// The wait that a script is told: -1 for none stated, where that makes a difference.
+const fn accepted_wait(limit: &Limit, ask: Ask) -> i64 {
+    match (ask.wait, limit) {
+        (Some(wait), _) => {
+            let (wait, horizon) = (wait.get(), limit.horizon().get());
+            (if wait < horizon { wait } else { horizon }) as i64
+        }
+        (None, Limit::LeakyBucket(it)) if matches!(it.mode(), LeakyMode::Queue) => -1,
+        (None, _) => 0,
+    }
+}
+
+/// Equal asks in a row: cost, accepted wait, how many. A run of none only looks.
+type Run = (u64, i64, u64);
+
+/// What a script is asked for: questions in runs, leaving out those whose answer needs nothing but the state.
+fn runs(limit: &Limit, questions: &[Question]) -> SmallVec<[Run; 1]> {
+    let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
+    for question in questions {
+        let (ask, count) = match question {
+            Question::Take(ask) | Question::Borrow(ask, _) => (*ask, 1),
+            Question::Peek(ask) if matches!(limit, Limit::SlidingLog(_)) => (*ask, 0),
+            Question::Peek(_) => continue,
+        };
+        if !is_sent(limit, ask) {
+            continue;
+        }
+        let wait = accepted_wait(limit, ask);
+        match runs.last_mut() {
+            Some((cost, known, many)) if (*cost, *known) == (ask.cost, wait) && *many > 0 && count > 0 => {
+                *many += 1;
+            }
+            _ => runs.push((ask.cost, wait, count)),
+        }
+    }
+    runs
+}
+
+/// What is to be lent after all questions of a call: at most one of them borrows.
+pub(crate) fn wanted(questions: &[Question]) -> Option<Wanted> {
+    questions.iter().rev().find_map(|question| match question {
+        Question::Borrow(_, wanted) => Some(**wanted),
+        Question::Take(_) | Question::Peek(_) => None,
+    })
+}
+
+/// Whether a call on these questions lends permits that are counted as out.
+pub(crate) fn is_lending(limit: &Limit, questions: &[Question]) -> bool {
+    wanted(questions).is_some_and(|wanted| wanted.terms.counts_out()) && lends(limit)
+}
+
+/// The call that answers questions on one key.
+pub(crate) fn ask(
+    limit: &StoredLimit,
+    key: &str,
+    questions: &[Question],
+    doubt: Option<Doubt>,
+    to: Bearings,
+) -> Command {
+    let lends = is_lending(&limit.limit, questions);
+    let script = if lends { SCRIPTS.lending(&limit.limit) } else { SCRIPTS.of(&limit.limit) };
+    let mut command = evalsha(script, [key].into_iter(), to.now);
+    // Enough for a limit and one run.
+    let mut numbers = Numbers(Vec::with_capacity(96));
+    numbers.add_limit(limit, doubt, to.about);
+    for (cost, wait, count) in runs(&limit.limit, questions) {
+        numbers.add([cost as i64, wait, count as i64, 0]);
+    }
+    if let Some(Wanted { permits, parts, terms }) = wanted(questions) {
+        // Nobody has more permits to lend, and nobody cuts them into more parts.
+        let cut = |number: u64| number.min(1 << 52) as i64;
+        match lends {
+            true => numbers.add([cut(permits), cut(parts.max(1)), cut(terms.life().get())]),
+            false if permits > 0 => numbers.add([1, 0, cut(permits), cut(parts.max(1))]),
+            false => {}
+        }
+    }
+    command.said.arg(&*limit.parameters).arg(numbers.0);
+    command
+}
+
+/// What a check sends beside its key: the script, and the arguments behind the time.
+pub(crate) fn wire(limit: &StoredLimit, ask: Ask) -> (&'static str, String, Vec<u8>) {
+    let mut numbers = Numbers(Vec::new());
+    numbers.add_limit(limit, None, Timestamp::default());
+    numbers.add([ask.cost as i64, accepted_wait(&limit.limit, ask), 1, 0]);
+    (&SCRIPTS.of(&limit.limit).source, limit.parameters.to_string(), numbers.0)
+}
+
+/// The call that gives back permits of a plain state, or changes a log.
+pub(crate) fn change(
+    limit: &StoredLimit,
+    key: &str,
+    changes: &[Change],
+    doubt: Option<Doubt>,
+    to: Bearings,
+) -> Command {
+    let mut command = evalsha(SCRIPTS.of(&limit.limit), [key].into_iter(), to.now);
+    let mut numbers = Numbers(Vec::with_capacity(96));
+    numbers.add_limit(limit, doubt, to.about);
+    // Larger costs say no more: every algorithm cuts them.
+    let size = limit.limit.size();
+    for change in changes {
+        match change {
+            Change::Charge { permits } => numbers.add([(*permits).min(2 * size) as i64, 0, -2, 0]),
+            Change::Refund { permits, at } | Change::Return { permits, at, .. } => {
+                numbers.add([(*permits).min(size) as i64, at.as_micros() as i64, -1, 0]);
+            }
+        }
+    }
+    command.said.arg(&*limit.parameters).arg(numbers.0);
+    command
+}
+
+/// The call that reads states.
+pub(crate) fn read<'a>(keys: impl ExactSizeIterator<Item = &'a str>, to: Bearings) -> Command {
+    Command { writes: false, ..evalsha(&SCRIPTS.read, keys, to.now) }
+}
+
+/// A state that was computed here.
+pub(crate) struct Computed<'a> {
+    /// The fields that it was computed from.
+    pub(crate) snapshot: &'a [u8],
+    /// What has to be written, and for how many milliseconds the state matters. None: it stays as it is.
+    pub(crate) write: Option<(Difference, u64)>,
+    /// How many sets take from it.
+    pub(crate) takers: u64,
+}
+
+/// The numbers of a state that was computed here.
+fn computed_numbers(takers: u64, write: Option<&(Difference, u64)>, enforced: bool) -> Numbers {
+    let mut numbers = Numbers(vec![0, u8::from(enforced)]);
+    let (set, removed, ttl) = match write {
+        Some((Difference { set, removed }, ttl)) => (&set[..], &removed[..], *ttl as i64),
+        None => (&[][..], &[][..], 0),
+    };
+    numbers.add([takers as i64, ttl, set.len() as i64, removed.len() as i64]);
+    for text in set.iter().chain(removed) {
+        numbers.0.extend_from_slice(&(text.len() as u32).to_be_bytes());
+        numbers.0.extend_from_slice(text.as_bytes());
+    }
+    numbers
+}
+
+/// The call that writes one state that was computed here, if it is still the one that it was computed from.
+pub(crate) fn commit(key: &str, snapshot: &[u8], write: &(Difference, u64), to: Bearings) -> Command {
+    let mut command = evalsha(&SCRIPTS.set, [key].into_iter(), to.now);
+    let mut groups = Numbers(Vec::with_capacity(24));
+    groups.add([0, 1, 1]);
+    command.said.arg(groups.0).arg(snapshot).arg(computed_numbers(1, Some(write), true).0);
+    command
+}
+
+/// How many states are common to all sets, and how many sets and states of its own each group has.
+fn sizes(call: &SetCall<'_>) -> Numbers {
+    let mut sizes = Numbers(Vec::with_capacity(8 + 16 * call.groups.len()));
+    sizes.add([i64::from(call.has_shared)]);
+    for group in &call.groups {
+        let own = group.states.len() - usize::from(call.has_shared);
+        sizes.add([group.count as i64, own as i64]);
+    }
+    sizes
+}
+
+/// Adds a state that the script decides on.
+fn add_state(command: &mut Command, member: &Member, askers: usize, doubt: Option<Doubt>, to: Bearings) {
+    let (limit, ask) = (member.limit(), member.ask);
+    let mut numbers = Numbers(Vec::with_capacity(96));
+    numbers.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
+    numbers.add_limit(&member.limit, doubt, to.about);
+    numbers.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64, 0]);
+    command.said.arg(&*member.limit.parameters).arg(numbers.0);
+}
+
+/// The call that decides sets of limits: of each all are taken, or none.
+pub(crate) fn ask_sets(call: &SetCall<'_>, doubts: &[Option<Doubt>], to: Bearings) -> Command {
+    let mut command = evalsha(&SCRIPTS.set, call.keys(), to.now);
+    command.said.arg(sizes(call).0);
+    for ((member, doubt), askers) in call.states.iter().zip(doubts).zip(call.askers()) {
+        add_state(&mut command, member, askers, *doubt, to);
+    }
+    command
+}
+
+/// The same with states that were computed here; the others are logs.
+pub(crate) fn commit_sets(call: &SetCall<'_>, computed: &[Option<Computed<'_>>], to: Bearings) -> Command {
+    let mut command = evalsha(&SCRIPTS.set, call.keys(), to.now);
+    command.said.arg(sizes(call).0);
+    for ((member, computed), askers) in call.states.iter().zip(computed).zip(call.askers()) {
+        match computed {
+            Some(it) => {
+                let numbers = computed_numbers(it.takers, it.write.as_ref(), member.enforced);
+                command.said.arg(it.snapshot).arg(numbers.0);
+            }
+            None => add_state(&mut command, member, askers, None, to),
+        }
+    }
+    command
+}
+
+/// The command that forgets a key.
+pub(crate) fn forget(key: &str) -> Command {
+    let mut said = Cmd::new();
+    said.arg("UNLINK").arg(key);
+    Command { said, script: None, writes: true }
+}
+
+/// The call that says that a node lives.
+pub(crate) fn live(key: &str, node: &str, counts_for_us: u64, now: Option<Timestamp>) -> Command {
+    let mut command = evalsha(&SCRIPTS.presence, [key].into_iter(), now);
+    command.said.arg(node).arg(counts_for_us);
+    command
+}
+
+/// What is said to all nodes, or asked.
+pub(crate) enum Order<'a> {
+    /// What is there that a node who knows these versions does not?
+    Poll { policy: &'a Version, tiers: &'a Version },
+    /// A policy, or none, from a node that knows this number.
+    Push { known: u64, epoch: &'a str, text: &'a str },
+    /// A policy that the store has lost.
+    Keep { version: &'a Version, text: &'a str },
+    /// A tier, from a node that knows this number.
+    Assign { known: u64, epoch: &'a str, tier: &'a AssignedTier },
+    /// Some of the tiers that the store has lost, gathered under `place`; with the last of them, how many there are.
+    Restore { version: &'a Version, place: &'a str, members: Option<usize>, tiers: &'a [AssignedTier] },
+}
+
+/// Unfinished tiers are kept for so long after the last part: their node may be gone.
+const UNFINISHED_KEPT_MS: u64 = 60_000;
+
+/// The call that passes on what all nodes go by.
+pub(crate) fn control(keys: &[String; 2], order: &Order<'_>, now: Option<Timestamp>) -> Command {
+    let mut names = vec![keys[0].as_str(), keys[1].as_str()];
+    if let Order::Restore { place, .. } = order {
+        names.push(place);
+    }
+    let mut command = evalsha(&SCRIPTS.control, names.into_iter(), now);
+    command.writes = !matches!(order, Order::Poll { .. });
+    let said = &mut command.said;
+    match order {
+        Order::Poll { policy, tiers } => {
+            said.arg("poll").arg(policy.number).arg(&policy.epoch).arg(tiers.number).arg(&tiers.epoch);
+        }
+        Order::Push { known, epoch, text } => {
+            said.arg("push").arg(known).arg(epoch).arg(text);
+        }
+        Order::Keep { version, text } => {
+            said.arg("keep").arg(version.number).arg(&version.epoch).arg(text);
+        }
+        Order::Assign { known, epoch, tier: AssignedTier { family, member, tier } } => {
+            said.arg("assign").arg(known).arg(epoch).arg(family).arg(member).arg(tier).arg(ASSIGNED_MAX);
+        }
+        Order::Restore { version, members, tiers, .. } => {
+            said.arg("restore").arg(version.number).arg(&version.epoch);
+            said.arg(members.map(|count| count.to_string()).unwrap_or_default()).arg(UNFINISHED_KEPT_MS);
+            for AssignedTier { family, member, tier } in *tiers {
+                said.arg(format!("t {family} {member}")).arg(tier);
+            }
+        }
+    }
+    command
+}

@@ -1,0 +1,87 @@
+-- Lends permits of a bucket and counts them as out: the twin of lease_bucket.rs. Fields and numbers are those of bucket.lua, and
+--
+--   leases  while permits are out: how long a lease lives, when the epoch began in which the following were lent (both in
+--           microseconds), permits lent in it, permits lent in the one before. An epoch is as long as a lease lives
+-- ARGV[3]  ends with three numbers: how many permits are wanted, into how many parts the free permits are divided, of which one is lent,
+--          and how long they are lent for, in microseconds
+--
+-- Returns numbers: how many were admitted or lent, now, and the state before: level and its tick; length and number of the epoch, permits
+-- lent in it and in the one before.
+@time
+local key, own, numbers = KEYS[1], ARGV[2], ARGV[3]
+local tick, unit, flow, size, _, since, position = struct.unpack('>i8i8i8i8i8i8', numbers)
+local steps_end = #numbers - 24
+local wanted, parts, lasting = struct.unpack('>i8i8i8', numbers, steps_end + 1)
+local full, now_tick = size * unit, floor(now / tick)
+local level, at, life, epoch, out, before = full, now_tick, 1, now_tick, 0, 0
+local stored = call('HMGET', key, AMOUNT, DATED, 'limit', 'frac', 'leases')
+if stored[3] == own then
+  level, at = stored[1] * unit + (stored[4] or 0), floor(stored[2] / tick)
+  if WATER then
+    level = full - level
+  end
+  if stored[5] then
+    local lives, began, lent, earlier = string.match(stored[5], '^(%d+) (%d+) (%d+) (%d+)$')
+    life = max(1, ceil(lives / tick))
+    epoch, out, before = ceil(ceil(began / tick) / life), lent + 0, earlier + 0
+  end
+  if at * tick <= since or at - now_tick > ceil(full / flow) or not (level <= full and level >= -full - flow) or
+    out + before > size or epoch > floor(now_tick / life) then
+    @rare
+  end
+elseif stored[1] or stored[2] or stored[3] or since > 0 then
+  @rare
+end
+
+-- Permits that are out take room in the bucket.
+local function refill(to)
+  if to > at then
+    level, at = level + max(0, min(full - (out + before) * unit - level, (to - at) * flow)), to
+  end
+end
+-- To the end of the epoch: only there are the leases of the one before surely over.
+local function next_epoch()
+  refill((epoch + 1) * life)
+  epoch, out, before = epoch + 1, 0, out
+end
+while epoch < floor(now_tick / life) and out + before > 0 do
+  next_epoch()
+end
+epoch = floor(now_tick / life)
+refill(now_tick)
+local reply = struct.pack('>i8i8i8i8i8i8', level, at, life, epoch, out, before)
+
+local admitted = 0
+while position <= steps_end do
+  local cost, wait, count
+  cost, wait, count, _, position = struct.unpack('>i8i8i8i8', numbers, position)
+  local fit = max(0, min(count, floor(level / (cost * unit))))
+  if fit < count and wait > 0 then
+    @rare
+  end
+  level, admitted = level - fit * cost * unit, admitted + fit
+end
+local lent = max(0, min(wanted, ceil(floor(level / unit) / parts)))
+if lent > 0 then
+  lasting = max(1, floor(lasting / tick))
+  if out + before == 0 or lasting > life then
+    -- Those that are out live less long: as if they were lent now, they count for long enough.
+    life, epoch, out, before = lasting, floor(now_tick / lasting), out + before, 0
+  end
+  level, out = level - lent * unit, out + lent
+end
+if admitted + lent > 0 then
+  local amount = WATER and full - level or level
+  local permits = floor(amount / unit)
+  call('HSET', key, AMOUNT, permits, DATED, at * tick, 'limit', own, 'frac', amount - permits * unit)
+  if out + before > 0 then
+    call('HSET', key, 'leases', string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before))
+  elseif stored[5] then
+    call('HDEL', key, 'leases')
+  end
+  while out + before > 0 do
+    next_epoch()
+  end
+  @expire((at + ceil((full - level) / flow)) * tick)
+end
+return struct.pack('>i8i8', admitted + lent, now) .. reply

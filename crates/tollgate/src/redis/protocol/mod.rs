@@ -1,0 +1,100 @@
+//! What is said to a server and what it answers.
+//!
+//! Each algorithm has a script and a codec of the same name: `bucket.lua` beside `bucket.rs`. A script decides on plain states only: written
+//! under the limit that asks, by this server, with nothing promised or left over. It answers with the state as it was before, and the
+//! questions are evaluated on that state in Rust, by the same arithmetic. Any other state is answered as it is stored: then Rust computes the
+//! next state, and a compare-and-set writes it (`set.lua`).
+
+mod bucket;
+mod calendar_quota;
+mod command;
+mod fields;
+mod fixed_window;
+mod interval_bucket;
+mod numbers;
+mod scripts;
+mod sliding_counter;
+mod sliding_log;
+mod state;
+
+use tollgate_core::{Ask, Limit, Micros, Timestamp};
+
+pub(super) use self::bucket::lender;
+pub(super) use self::command::{
+    Command, Computed, Order, ask, ask_sets, change, commit, commit_sets, control, forget, is_lending, live,
+    read, wanted, wire,
+};
+pub(super) use self::fields::{Difference, Fields, Snapshots};
+pub(super) use self::numbers::{Reader, Reply};
+pub(super) use self::scripts::{SCRIPTS, Script};
+pub(super) use self::sliding_log::{LogView, Starts};
+pub(super) use self::state::{Stored, parameters, plain_state, stored_state, write};
+use super::limit::StoredLimit;
+use super::node::Bearings;
+use crate::backend::Wanted;
+
+/// A question that a call answers. Kept small: thousands may wait.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Question {
+    /// Takes permits.
+    Take(Ask),
+    /// The same without taking them.
+    Peek(Ask),
+    /// Takes permits, and borrows others.
+    Borrow(Ask, Box<Wanted>),
+}
+
+impl Question {
+    pub(super) const fn ask(&self) -> Ask {
+        let (Self::Take(ask) | Self::Peek(ask) | Self::Borrow(ask, _)) = self;
+        *ask
+    }
+
+    /// Whether it takes permits.
+    pub(super) const fn takes(&self) -> bool {
+        !matches!(self, Self::Peek(_))
+    }
+}
+
+/// A change that asks nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    Refund {
+        permits: u64,
+        at: Timestamp,
+    },
+    Charge {
+        permits: u64,
+    },
+    /// What was lent and not spent. It counts once, as return number `number`.
+    Return {
+        permits: u64,
+        at: Timestamp,
+        number: u64,
+        /// Whether it was counted as out.
+        counted: bool,
+    },
+}
+
+/// What is not believed of a key: what was written before a server took over may be lost, leases of some life among it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Doubt {
+    pub(super) since: Timestamp,
+    pub(super) life: Micros,
+}
+
+impl Doubt {
+    /// What is not believed of the keys of a server, for a limit that wants to know.
+    pub(super) fn of(limit: &StoredLimit, server: Bearings) -> Option<Self> {
+        let life = limit.distrust?;
+        // The sub-bucket of a counter without others counts until two windows later.
+        let matters = limit.limit.horizon().get().saturating_mul(2).saturating_add(life.get());
+        let since = server.takeover?.within(Micros::new(matters))?;
+        Some(Self { since, life })
+    }
+}
+
+/// Costs of nothing are always admitted, and those above the limit's size never.
+pub(super) const fn is_sent(limit: &Limit, ask: Ask) -> bool {
+    ask.cost > 0 && ask.cost <= limit.size()
+}

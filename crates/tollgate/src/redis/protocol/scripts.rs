@@ -1,0 +1,193 @@
+//! The scripts, composed of the texts beside this file when they are first needed.
+
+use std::sync::LazyLock;
+
+use tollgate_core::Limit;
+
+use super::bucket::{Names, TOKENS, WATER};
+
+/// A script by its text and by the name under which servers keep it.
+pub(crate) struct Script {
+    pub(crate) source: String,
+    pub(crate) sha: String,
+}
+
+/// One script for each algorithm, and those that serve all of them.
+pub(crate) struct Scripts {
+    single: [Script; ALGORITHMS],
+    /// Those that lend, of the token bucket and of the leaky bucket.
+    lend: [Script; 2],
+    /// Decides on sets of limits, and writes states that were computed here.
+    pub(super) set: Script,
+    /// Reads states.
+    pub(super) read: Script,
+    /// Finds out whether scripts may read the time and then write.
+    pub(crate) probe: Script,
+    /// Says that a node lives.
+    pub(super) presence: Script,
+    /// Passes on what all nodes go by.
+    pub(super) control: Script,
+}
+
+pub(crate) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(Scripts::compose);
+
+const TIME: &str = include_str!("time.lua");
+const RARE: &str = include_str!("rare.lua");
+const SINGLE: &str = include_str!("single.lua");
+const SET: &str = include_str!("set.lua");
+const SET_ALGORITHM: &str = include_str!("set_algorithm.lua");
+const LEND: &str = include_str!("lend.lua");
+const BUCKET: &str = include_str!("bucket.lua");
+const LOG: [&str; 2] = [include_str!("sliding_log.lua"), include_str!("sliding_log_decide.lua")];
+const SINGLE_LOG: &str = include_str!("single_log.lua");
+const SET_LOG: &str = include_str!("set_log.lua");
+const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
+
+const ALGORITHMS: usize = 7;
+/// The algorithms whose states are hashes, by [`kind`] - 1.
+const HASHES: [(&str, Names); ALGORITHMS - 1] = [
+    (BUCKET, TOKENS),
+    (BUCKET, WATER),
+    (include_str!("interval_bucket.lua"), TOKENS),
+    (include_str!("fixed_window.lua"), TOKENS),
+    (include_str!("sliding_counter.lua"), TOKENS),
+    (include_str!("calendar_quota.lua"), TOKENS),
+];
+
+/// The number of an algorithm in the script of sets. Number 0 is a state that was computed here.
+pub(super) const fn kind(limit: &Limit) -> u8 {
+    match limit {
+        Limit::TokenBucket(_) => 1,
+        Limit::LeakyBucket(_) => 2,
+        Limit::IntervalBucket(_) => 3,
+        Limit::FixedWindow(_) => 4,
+        Limit::SlidingCounter(_) => 5,
+        Limit::CalendarQuota(_) => 6,
+        Limit::SlidingLog(_) => 7,
+    }
+}
+
+impl Scripts {
+    fn compose() -> Self {
+        let hashes = HASHES.map(|(text, names)| Text(text).with_names(names));
+        let mut algorithms = String::new();
+        for (number, text) in hashes.iter().enumerate() {
+            let with_sections = Text(SET_ALGORITHM).with_sections(text);
+            algorithms += &with_sections.replace("@kind", &(number + 1).to_string());
+        }
+        algorithms += &SET_LOG.replace("@log", &LOG.concat());
+        let single_of = |number: usize| match hashes.get(number) {
+            Some(text) => finish(&Text(SINGLE).with_sections(text), RARE),
+            None => finish(&SINGLE_LOG.replace("@log", &LOG.concat()), ""),
+        };
+        let lend_of = |names| finish(&Text(LEND).with_names(names), RARE);
+        // In the script of sets a state that is not plain ends the function that reads it; the fields are read behind it.
+        let (steps, end) = SET.split_once("\n@rare").unwrap_or((SET, ""));
+        let set = finish(&steps.replace("@algorithms", &algorithms), "do return end");
+        Self {
+            single: std::array::from_fn(|number| Script::new(single_of(number))),
+            lend: [TOKENS, WATER].map(|names| Script::new(lend_of(names))),
+            set: Script::new(format!("{set}\n{RARE}{end}")),
+            read: Script::new(format!("{TIME}{RARE}")),
+            probe: Script::new(PROBE.to_owned()),
+            presence: Script::new(include_str!("presence.lua").to_owned()),
+            control: Script::new(include_str!("control.lua").to_owned()),
+        }
+    }
+
+    /// The script that decides on one limit.
+    pub(super) fn of(&self, limit: &Limit) -> &Script {
+        &self.single[usize::from(kind(limit)) - 1]
+    }
+
+    /// The script that also lends permits and counts them as out.
+    pub(super) fn lending(&self, limit: &Limit) -> &Script {
+        &self.lend[usize::from(matches!(limit, Limit::LeakyBucket(_)))]
+    }
+
+    /// All but the probe: what a server must know before it is asked.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Script> {
+        let others = [&self.set, &self.read, &self.presence, &self.control];
+        self.single.iter().chain(&self.lend).chain(others)
+    }
+}
+
+impl Script {
+    fn new(source: String) -> Self {
+        let sha = redis::Script::new(&source).get_hash().to_owned();
+        Self { source, sha }
+    }
+}
+
+/// A text with places for others.
+struct Text<'a>(&'a str);
+
+impl Text<'_> {
+    /// With the names of the fields of a bucket.
+    fn with_names(&self, names: Names) -> String {
+        let quoted = |name: &str| format!("'{name}'");
+        let is_water = names.is_water.to_string();
+        self.0
+            .replace("AMOUNT", &quoted(names.amount))
+            .replace("DATED", &quoted(names.dated))
+            .replace("WATER", &is_water)
+    }
+
+    /// With the sections of an algorithm, which begin with lines `-- @name`, in the places of their names.
+    fn with_sections(&self, algorithm: &str) -> String {
+        let mut text = self.0.to_owned();
+        for section in algorithm.split("-- @").skip(1) {
+            let (name, body) = section.split_once('\n').unwrap_or((section, ""));
+            text = text.replace(&format!("@{name}\n"), body);
+        }
+        text
+    }
+}
+
+/// Puts in what all scripts have in common, and what is done with a state that is not plain.
+fn finish(text: &str, rare: &str) -> String {
+    let mut finished = String::new();
+    for line in text.lines() {
+        let trimmed = line.trim();
+        if let Some(instant) = trimmed.strip_prefix("@expire(").and_then(|rest| rest.strip_suffix(')')) {
+            // A second more covers the server's own, coarser clock of expiries.
+            finished += &format!("call('PEXPIRE', key, ceil(max(0, {instant} - now) / 1000) + 1000)");
+        } else if trimmed == "@rare" {
+            finished += rare;
+        } else if trimmed == "@time" {
+            finished += TIME;
+        } else if !trimmed.starts_with("--") {
+            finished += trimmed;
+        }
+        finished.push('\n');
+    }
+    finished
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_is_filled_and_names_differ() {
+        let scripts: Vec<_> = SCRIPTS.all().collect();
+        for script in &scripts {
+            for line in script.source.lines().filter(|line| !line.trim_start().starts_with("--")) {
+                assert!(!line.contains('@'), "{line}");
+            }
+            let equal = scripts.iter().filter(|other| other.sha == script.sha);
+            assert_eq!(equal.count(), 1, "{}", script.source);
+        }
+    }
+
+    #[test]
+    fn texts_are_short() {
+        let texts = [TIME, RARE, SINGLE, SET, SET_ALGORITHM, LEND, LOG[0], LOG[1], SINGLE_LOG, SET_LOG];
+        let others = [include_str!("presence.lua"), include_str!("control.lua")];
+        let hashes = [BUCKET, HASHES[2].0, HASHES[3].0, HASHES[4].0, HASHES[5].0];
+        let all = texts.iter().chain(&others).chain(&hashes);
+        let lines: Vec<_> = all.map(|text| text.lines().count()).collect();
+        assert!(lines.iter().all(|lines| *lines <= 120), "{lines:?}");
+        assert!(lines.iter().sum::<usize>() <= 800, "{}: {lines:?}", lines.iter().sum::<usize>());
+    }
+}

@@ -1,0 +1,38 @@
+-- One limit on one key. `@name` stands for a section of the algorithm's file, which is put in its place when the script is loaded.
+--
+-- KEYS[1]  the state
+-- ARGV[2]  the limit that the caller asks under, as it is kept beside states
+-- ARGV[3]  numbers, eight bytes each, the highest first: those of the limit; when this server took over, in microseconds (0: long ago); and
+--          then four for each step:
+--            asks    cost, accepted wait in microseconds (-1: none stated), how many equal asks, 0
+--            lends   1, 0, how many permits are wanted, into how many parts the free permits are divided, of which one is lent
+--            refund  cost, start of the grant in microseconds, -1, 0
+--
+-- Returns numbers of eight bytes: how many were admitted or lent, now, and the state before the first step. A state that is not plain
+-- (`@rare`) is not touched: then the first number is -1, and all fields follow, for the caller to compute with.
+@time
+local key, own, numbers, position = KEYS[1], ARGV[2], ARGV[3], 1
+@read
+local reply = @reply
+local admitted, changed = 0, false
+local cost, wait, count, parts, fit, n
+while position <= #numbers do
+  cost, wait, count, parts, position = struct.unpack('>i8i8i8i8', numbers, position)
+  if count < 0 then
+    @refund
+  else
+    @fit
+    if parts > 0 then
+      -- If nothing is free, lending is a denied ask.
+      count = min(count, max(1, ceil(fit / parts)))
+    end
+    fit = max(0, min(count, fit))
+    n = fit
+    @spend
+    admitted = admitted + n
+  end
+end
+if changed or admitted > 0 then
+  @write
+end
+return struct.pack('>i8i8', admitted, now) .. reply

@@ -1,0 +1,101 @@
+-- SLIDING_WINDOW_COUNTER: the twin of sliding_counter.rs.
+--
+-- A hash with
+--   seen  the latest time that this counter has seen, in microseconds
+--   tail  the latest start that it has promised, in microseconds
+--   sub   the length of its sub-buckets in microseconds
+--   N     permits in sub-bucket number N since the epoch
+--   limit the limit that it was written under: limit/window/sub-buckets; a suffix marks a state that is not plain
+-- Numbers of the limit: limit in permits, sub-buckets in a window, their length in microseconds, the tick in microseconds in which the
+-- weight of the oldest sub-bucket falls (0: it counts in full), 1 if denied requests count.
+-- @read
+local limit, buckets, length, tick, counts_denied, since
+limit, buckets, length, tick, counts_denied, since, position = struct.unpack('>i8i8i8i8i8i8', numbers, position)
+local index = floor(now / length)
+local stored
+if buckets == 1 then
+  stored = call('HMGET', key, 'seen', 'tail', 'limit', index - 1, index)
+else
+  local names = {}
+  for number = index - buckets, index do
+    names[#names + 1] = number
+  end
+  stored = call('HMGET', key, 'seen', 'tail', 'limit', unpack(names))
+end
+-- Of the stored fields, those of the oldest sub-bucket and of the current one.
+local oldest, current, time = 4, 4 + buckets, now
+if stored[3] == own then
+  time = max(now, stored[1])
+  if time >= (index + 1) * length or stored[2] - time > 0 then
+    @rare
+  end
+elseif stored[1] or stored[2] or stored[3] then
+  @rare
+end
+local inside, leaving, counts = 0, (stored[oldest] or 0) + 0, ''
+for number = oldest + 1, current do
+  local permits = (stored[number] or 0) + 0
+  if not (permits >= 0) then
+    @rare
+  end
+  inside, counts = inside + permits, counts .. struct.pack('>i8', permits)
+end
+if not (inside <= 6755399441055744 and leaving >= 0 and leaving <= 6755399441055744) then
+  @rare
+end
+if since > 0 then
+  -- The sub-bucket in which the server took over counts as much as the limit.
+  local number = floor(since / length) - index + current
+  if number >= oldest and (stored[number] or 0) - limit < 0 then
+    @rare
+  end
+end
+-- Permits that count now, rounded up.
+local used = inside + leaving
+if tick > 0 then
+  local ticks = length / tick
+  local left = ticks - floor(time % length / tick)
+  -- Counted under a larger limit it may be too large for an exact product: more than the limit is all that matters then.
+  used = inside + (leaving > floor(limit * ticks / left) and limit + 1 or ceil(leaving * left / ticks))
+end
+local taken = 0
+-- @reply
+struct.pack('>i8i8', time, leaving) .. counts
+-- @fit
+fit = floor((limit - used - taken) / cost)
+if fit < count and wait > 0 then
+  @rare
+end
+-- @spend
+taken = taken + n * cost
+if fit < count and counts_denied == 1 and used + taken < limit then
+  taken, changed = taken + min(cost, limit - used - taken), true
+end
+-- @refund
+local number = floor(wait / length) - index + current
+if wait > time or number >= oldest and number < current then
+  @rare
+end
+local credit = number == current and min(cost, (stored[current] or 0) + taken) or 0
+if credit > 0 then
+  taken, changed = taken - credit, true
+end
+-- @write
+local counted = (stored[current] or 0) + taken
+if stored[current] then
+  -- In the same sub-bucket the key expires at the same time.
+  call('HSET', key, 'seen', time, index, counted)
+else
+  call('HSET', key, 'seen', time, 'tail', time, 'sub', length, 'limit', own, index, counted)
+  if stored[1] then
+    local gone = {}
+    local first = floor(stored[1] / length) - buckets
+    for number = first, min(first + buckets, index - buckets - 1) do
+      gone[#gone + 1] = number
+    end
+    if gone[1] then
+      call('HDEL', key, unpack(gone))
+    end
+  end
+  @expire((index + buckets + 1) * length)
+end

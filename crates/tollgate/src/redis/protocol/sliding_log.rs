@@ -1,0 +1,97 @@
+//! What `sliding_log.lua` answers. A log stays in the store: the answer tells what counts, and the starts that were found.
+
+use tollgate_core::{Ask, Limit, Micros, Outcome, Retention, SlidingLog, Standing, Timestamp};
+
+use super::numbers::{Numbers, Reader};
+use crate::redis::error::StoreError;
+
+pub(super) fn parameters(it: &SlidingLog, numbers: &mut Numbers) {
+    numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
+    let (lapsing, until) = it.lapsing().unwrap_or_default();
+    for Retention { time, entries } in [it.retention(), lapsing] {
+        numbers.add([time.max(it.window()).get() as i64, entries.min(1 << 52) as i64]);
+    }
+    numbers.add([until.as_micros() as i64]);
+}
+
+/// What a log says of itself without its entries.
+pub(crate) struct LogView {
+    time: i64,
+    used: i64,
+    oldest: Option<i64>,
+    earliest: i64,
+}
+
+impl LogView {
+    pub(crate) fn read(numbers: &mut Reader<'_>) -> Result<Self, StoreError> {
+        let [time, used, oldest, earliest] = numbers.take()?;
+        Ok(Self { time, used, oldest: (oldest >= 0).then_some(oldest), earliest })
+    }
+
+    fn remaining(&self, limit: &Limit) -> i64 {
+        if self.earliest > self.time { 0 } else { (limit.size() as i64 - self.used).max(0) }
+    }
+
+    pub(crate) fn standing(&self, limit: &Limit, now: Timestamp) -> Standing {
+        let reset =
+            self.oldest.map_or(0, |oldest| oldest + limit.horizon().get() as i64 - now.as_micros() as i64);
+        Standing { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
+    }
+
+    /// The outcome of an ask whose earliest start the script has found.
+    pub(crate) fn outcome(&self, limit: &Limit, ask: Ask, start: i64, now: Timestamp) -> Outcome {
+        let wait = ask.wait.map_or(0, |wait| wait.get().min(limit.horizon().get()) as i64);
+        let delay = start - now.as_micros() as i64;
+        if start == self.time {
+            Outcome::NOW
+        } else if delay <= wait {
+            Outcome::Admitted { delay: Micros::new(delay.max(0) as u64) }
+        } else {
+            Outcome::Denied { retry: Micros::new((delay - wait) as u64) }
+        }
+    }
+
+    /// Takes the permits of an ask with this outcome. Returns the permits that a denial was charged.
+    pub(crate) fn take(&mut self, limit: &Limit, ask: Ask, outcome: Outcome, start: i64) -> i64 {
+        if outcome.is_admitted() {
+            self.add(start, ask.cost as i64);
+            return 0;
+        }
+        let counts_denied = matches!(limit, Limit::SlidingLog(it) if it.counts_denied());
+        let charged = if counts_denied { (ask.cost as i64).min(self.remaining(limit)) } else { 0 };
+        if charged > 0 {
+            self.add(self.earliest, charged);
+        }
+        charged
+    }
+
+    fn add(&mut self, start: i64, permits: i64) {
+        self.used += permits;
+        self.earliest = start;
+        self.oldest = self.oldest.or(Some(start));
+    }
+}
+
+/// The groups of asks with one start, as the script lists them: of the run at hand, those that are left.
+#[derive(Default)]
+pub(crate) struct Starts {
+    groups: i64,
+    many: i64,
+    start: i64,
+}
+
+impl Starts {
+    pub(crate) fn next(&mut self, numbers: &mut Reader<'_>) -> Result<i64, StoreError> {
+        if self.many == 0 {
+            if self.groups == 0 {
+                self.groups = numbers.next()?;
+            }
+            self.groups -= 1;
+            // A run that only looks has one group, of no asks.
+            self.many = numbers.next()?.max(1);
+            self.start = numbers.next()?;
+        }
+        self.many -= 1;
+        Ok(self.start)
+    }
+}

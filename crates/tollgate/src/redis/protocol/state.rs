@@ -1,0 +1,148 @@
+//! Limits and states of all algorithms, as scripts take, answer and keep them.
+
+use std::borrow::Cow;
+
+use tollgate_core::algorithm::Algorithm;
+use tollgate_core::{Beside, Forgone, LeakyMode, Limit, Over, State, Timestamp};
+
+use super::fields::{Difference, Fields, NewFields};
+use super::numbers::{Numbers, Reader};
+use super::{bucket, calendar_quota, fixed_window, interval_bucket, sliding_counter, sliding_log};
+use crate::redis::error::StoreError;
+use crate::redis::limit::StoredLimit;
+
+/// Adds the numbers of a limit, for a server whose clock shows about this.
+pub(super) fn add_parameters(numbers: &mut Numbers, limit: &Limit, about: Timestamp) {
+    match limit {
+        Limit::TokenBucket(it) => bucket::parameters(it, LeakyMode::Meter, numbers),
+        Limit::LeakyBucket(it) => bucket::parameters(it.room(), it.mode(), numbers),
+        Limit::IntervalBucket(it) => interval_bucket::parameters(it, numbers),
+        Limit::FixedWindow(it) => fixed_window::parameters(it, numbers),
+        Limit::SlidingLog(it) => sliding_log::parameters(it, numbers),
+        Limit::SlidingCounter(it) => sliding_counter::parameters(it, numbers),
+        Limit::CalendarQuota(it) => calendar_quota::parameters(it, about, numbers),
+    }
+}
+
+/// The numbers of a limit that are the same in every call. Those of a calendar depend on the time.
+pub(crate) fn parameters(limit: &Limit) -> Option<Box<[u8]>> {
+    if let Limit::CalendarQuota(_) = limit {
+        return None;
+    }
+    let mut numbers = Numbers(Vec::new());
+    add_parameters(&mut numbers, limit, Timestamp::default());
+    Some(numbers.0.into())
+}
+
+/// Whether permits of the limit can be counted as out.
+pub(crate) const fn lends(limit: &Limit) -> bool {
+    bucket::lender(limit).is_some()
+}
+
+/// The state that a script has found plain. `lent`: by the script that lends.
+pub(crate) fn plain_state(limit: &Limit, lent: bool, numbers: &mut Reader<'_>) -> Result<State, StoreError> {
+    match limit {
+        Limit::TokenBucket(_) | Limit::LeakyBucket(_) if lent => bucket::plain_lent(numbers),
+        Limit::TokenBucket(_) | Limit::LeakyBucket(_) => bucket::plain(numbers),
+        Limit::IntervalBucket(_) => interval_bucket::plain(numbers),
+        Limit::FixedWindow(_) => fixed_window::plain(numbers),
+        Limit::SlidingCounter(it) => sliding_counter::plain(it, numbers),
+        Limit::CalendarQuota(_) => calendar_quota::plain(numbers),
+        Limit::SlidingLog(_) => Err(StoreError::protocol("a log has no state here")),
+    }
+}
+
+/// A state, and the limit it was written under.
+pub(crate) struct Stored {
+    pub(crate) under: Limit,
+    pub(crate) state: State,
+}
+
+/// The state that stored fields stand for.
+pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<Stored, String> {
+    let limit = &asking.limit;
+    let text = match limit {
+        Limit::SlidingCounter(it) if fields.get("limit").is_none() => {
+            Some(Cow::Owned(sliding_counter::limit_of_old_state(it, fields)?))
+        }
+        _ => fields.get("limit").map(Cow::Borrowed),
+    };
+    let (under, over) = written_under(asking, text.as_deref())?;
+    let state = match &under {
+        Limit::TokenBucket(it) => bucket::stored(it, bucket::TOKENS, fields, lends(limit)),
+        Limit::LeakyBucket(it) => bucket::stored(it.room(), bucket::WATER, fields, lends(limit)),
+        Limit::IntervalBucket(it) => interval_bucket::stored(it, fields),
+        Limit::FixedWindow(it) => fixed_window::stored(it, fields),
+        Limit::SlidingCounter(it) => sliding_counter::stored(it, fields),
+        Limit::CalendarQuota(_) => calendar_quota::stored(fields),
+        Limit::SlidingLog(_) => Err("a log has no fields".to_owned()),
+    }?;
+    let forgone = pairs(fields.get("forgone"))?;
+    let forgone = forgone.into_iter().map(|(start, units)| Forgone { start, units }).collect();
+    Ok(Stored { under, state: state.with(Beside { over, forgone }) })
+}
+
+/// The limit that is kept beside a state, and the debt that was carried over. States that say nothing are the asking limit's own.
+fn written_under(asking: &StoredLimit, text: Option<&str>) -> Result<(Limit, Over), String> {
+    let Some(text) = text else { return Ok((asking.limit, Over::NONE)) };
+    let foreign = || format!("no limit: {}", text.escape_debug());
+    let (parameters, over) = match text.split_once(" over ") {
+        None => (text, Over::NONE),
+        Some((parameters, over)) => {
+            let [(permits, rest)] = pairs(Some(over))?.try_into().map_err(|_| foreign())?;
+            (parameters, Over { permits, rest })
+        }
+    };
+    if *parameters == *asking.parameters {
+        return Ok((asking.limit, over));
+    }
+    Ok((asking.limit.with_parameters(parameters).ok_or_else(foreign)?, over))
+}
+
+/// Numbers in pairs, as texts hold them.
+pub(super) fn pairs(text: Option<&str>) -> Result<Vec<(i64, i64)>, String> {
+    let Some(text) = text else { return Ok(Vec::new()) };
+    let numbers = text.split_whitespace().map(|number| number.parse::<i64>().ok());
+    let numbers: Option<Vec<_>> = numbers.map(|it| it.filter(|it| (0..1 << 53).contains(it))).collect();
+    let numbers = numbers.filter(|numbers| numbers.len() % 2 == 0);
+    let numbers = numbers.ok_or_else(|| format!("no pairs of numbers: {}", text.escape_debug()))?;
+    Ok(numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+}
+
+/// What has to be written to keep a state of this limit, and for how many milliseconds it matters.
+pub(crate) fn write(
+    limit: &StoredLimit,
+    state: &State,
+    stored: &Fields<'_>,
+    now: Timestamp,
+) -> (Difference, u64) {
+    let mut fields = NewFields::default();
+    let (plain, beside) = state.clone().into_plain();
+    match &limit.limit {
+        Limit::TokenBucket(it) => bucket::fields(it, bucket::TOKENS, &plain, &mut fields),
+        Limit::LeakyBucket(it) => bucket::fields(it.room(), bucket::WATER, &plain, &mut fields),
+        Limit::IntervalBucket(_) => interval_bucket::fields(&plain, &mut fields),
+        Limit::FixedWindow(it) => fixed_window::fields(it, &plain, &mut fields),
+        Limit::SlidingCounter(it) => sliding_counter::fields(it, &plain, &mut fields),
+        Limit::CalendarQuota(_) => calendar_quota::fields(&plain, &mut fields),
+        Limit::SlidingLog(_) => {}
+    }
+    if !limit.parameters.is_empty() {
+        // Scripts must not take a state for a plain one that has more beside it than its own fields.
+        let is_waited_for = matches!(&plain, State::Counter(it) if sliding_counter::is_waited_for(it));
+        let is_plain = beside == Beside::default() && !is_waited_for;
+        let Over { permits, rest } = beside.over;
+        let suffix = if is_plain { String::new() } else { format!(" over {permits} {rest}") };
+        fields.set("limit", format!("{}{suffix}", limit.parameters));
+    }
+    if !beside.forgone.is_empty() {
+        let forgone = beside.forgone.iter().map(|it| format!(" {} {}", it.start, it.units));
+        fields.set("forgone", forgone.collect::<String>());
+    }
+    let is_known = |name: &str| match &limit.limit {
+        Limit::SlidingCounter(_) => sliding_counter::is_optional(name),
+        _ => bucket::is_optional(name),
+    };
+    let matters = limit.limit.full_at(state).as_micros().saturating_sub(now.as_micros());
+    (fields.differences(stored, is_known), matters.div_ceil(1_000) + 1_000)
+}
