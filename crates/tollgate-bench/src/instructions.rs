@@ -27,6 +27,11 @@ pub(crate) fn count(program: &Path, arguments: &[&str]) -> Result<u64> {
     let output = command.output().context("cannot run valgrind")?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?} ended with {}:\n{text}", output.status);
+    collected(&text)
+}
+
+/// The instructions that callgrind has counted, from what it says at the end.
+pub(crate) fn collected(text: &str) -> Result<u64> {
     let number = text.lines().find_map(|line| Some(line.split_once("Collected :")?.1));
     Ok(number.with_context(|| format!("callgrind counted nothing:\n{text}"))?.trim().parse()?)
 }

@@ -147,7 +147,7 @@ impl Calls {
 
     /// Fills a log, some times over: the longest of its calls. The last one is left, and kept aside.
     fn grow(&mut self, log: &OneLog, rounds: usize) -> Result<f64> {
-        let (script, limit, numbers) = log.limiter.wire(Ask::of(1));
+        let (script, argument) = log.limiter.wire(Ask::of(1));
         let size = log.size;
         let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut self.connection)?;
         let mut longest: Option<HashMap<Vec<u8>, i64>> = None;
@@ -161,7 +161,7 @@ impl Calls {
                 for number in first..(first + PIPELINE).min(size + 1) {
                     let now = BEGIN_US + number * (WINDOW_US / size);
                     let mut check = redis::cmd("EVALSHA");
-                    check.arg(&sha).arg(1).arg(KEY).arg(now).arg(&limit).arg(&numbers);
+                    check.arg(&sha).arg(1).arg(KEY).arg(now).arg(&argument);
                     pipeline.add_command(check);
                 }
                 let answers: Vec<Value> = pipeline.query(&mut self.connection)?;

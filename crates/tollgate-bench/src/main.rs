@@ -13,6 +13,7 @@ mod node;
 mod policy;
 mod redis;
 mod report;
+mod scripts;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

@@ -19,6 +19,7 @@ use crate::keys::Random;
 use crate::load::{Pace, run as run_load};
 use crate::node::{BEFORE, Both, Nodes};
 use crate::report::{Options, Report, median};
+use crate::scripts;
 
 pub(crate) const SERVER_CORE: &str = "0";
 pub(crate) const LOAD_CORE: &str = "1";
@@ -39,7 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let secs = Duration::from_secs(if options.quick { 1 } else { 3 });
     let scenarios: [(&str, Scenario); 8] = [
         ("hot key", hot_key),
-        ("script", script),
+        ("script", scripts::run),
         ("uniform keys", uniform),
         ("instructions", instructions),
         ("limitador", limitador),
@@ -226,19 +227,6 @@ fn hot_key(report: &mut Report, rounds: usize, duration: Duration) -> Result<()>
     Ok(())
 }
 
-/// The token bucket of the specification that Tollgate began with: floating-point numbers, the caller's clock.
-const PLAIN_SCRIPT: &str = "
-local size, rate, now, asked = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local state = redis.call('HMGET', KEYS[1], 'tokens', 'last_refill')
-local tokens, dated = tonumber(state[1]), tonumber(state[2])
-if tokens == nil then tokens, dated = size, now end
-tokens = math.min(size, tokens + (now - dated) * rate)
-local allowed = 0
-if tokens >= asked then tokens, allowed = tokens - asked, 1 end
-redis.call('HMSET', KEYS[1], 'tokens', tokens, 'last_refill', now)
-redis.call('EXPIRE', KEYS[1], math.ceil(size / rate) + 1)
-return {allowed, math.floor(tokens), math.ceil((size - tokens) / rate)}";
-
 /// Requests a second that redis-benchmark reaches with a command, 16 in each pipeline.
 fn redis_benchmark(server: &RedisServer, requests: u64, command: &[&str]) -> Result<f64> {
     let port = server.tcp_address().port().to_string();
@@ -256,39 +244,16 @@ fn redis_benchmark(server: &RedisServer, requests: u64, command: &[&str]) -> Res
 /// What redis-benchmark sends for one token of a bucket of 100, 10/s. It cannot send zero bytes, so it sends as many others,
 /// and the numbers are written into the script: one more table to make than in the real one.
 fn own_command(server: &RedisServer) -> Result<Vec<String>> {
-    let (script, limit, numbers) = on_one_core(async {
+    let (script, argument) = on_one_core(async {
         let limiter = engine(server).await?.limiter("token_bucket", bucket(100, 10)?);
         Ok(limiter.wire(Ask::of(1)))
     })?;
-    let bytes: String = numbers.iter().map(|byte| format!("\\{byte:03}")).collect();
-    let written_in = format!("local ARGV = {{ ARGV[1], ARGV[2], '{bytes}' }}\n{script}");
+    let bytes: String = argument.iter().map(|byte| format!("\\{byte:03}")).collect();
+    let written_in = format!("local ARGV = {{ ARGV[1], '{bytes}' }}\n{script}");
     let sha = server.cli(&["SCRIPT", "LOAD", &written_in]).trim().to_owned();
     let key = "rate_limiter:token_bucket:user:__rand_int__";
-    let words = ["EVALSHA", &sha, "1", key, "", &limit, &"x".repeat(numbers.len())];
+    let words = ["EVALSHA", &sha, "1", key, "", &"x".repeat(argument.len())];
     Ok(words.map(str::to_owned).into())
-}
-
-/// Tollgate's script beside the plain one, both driven by redis-benchmark.
-fn script(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
-    let server = server()?;
-    let own = own_command(&server)?;
-    let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let sha = server.cli(&["SCRIPT", "LOAD", PLAIN_SCRIPT]).trim().to_owned();
-    let now = "1763000000.5";
-    let plain = ["EVALSHA", &sha, "1", "plain:token_bucket:user:__rand_int__", "100", "10", now, "1"];
-    let requests = 200_000 * duration.as_secs();
-    let mut ratios = Vec::new();
-    for _ in 0..rounds {
-        server.cli(&["FLUSHALL"]);
-        let ours = redis_benchmark(&server, requests, &own)?;
-        server.cli(&["FLUSHALL"]);
-        let theirs = redis_benchmark(&server, requests, &plain)?;
-        println!("  tollgate's {ours:>8.0}/s, the plain one {theirs:>8.0}/s, ratio {:.2}", ours / theirs);
-        ratios.push(ours / theirs);
-    }
-    let ratio = median(ratios);
-    report.bar("token-bucket script, against the plain one", ratio, ratio >= 0.8, ">= 0.8");
-    Ok(())
 }
 
 /// Keys that are never asked about together: one call for each check.

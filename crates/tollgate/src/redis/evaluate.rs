@@ -10,7 +10,7 @@ use tollgate_core::{Ask, Decision, Grant, Limit, Micros, Outcome, Standing, Stat
 use super::error::StoreError;
 use super::limit::StoredLimit;
 use super::protocol::{
-    Change, Difference, Doubt, Fields, LogView, Question, Reader, Starts, Stored, is_lending, is_sent, lender,
+    Change, Difference, Doubt, Fields, LogView, Question, Reader, Stored, is_lending, is_sent, lender,
     plain_state, stored_state, wanted, write,
 };
 use crate::backend::Wanted;
@@ -225,8 +225,7 @@ fn evaluate_log(
     numbers: &mut Reader<'_>,
     now: Timestamp,
 ) -> Result<(Evaluated, i64), StoreError> {
-    let mut view = LogView::read(numbers)?;
-    let mut starts = Starts::default();
+    let (mut view, mut starts, mut numbers) = LogView::read(numbers)?;
     let mut decisions = SmallVec::with_capacity(questions.len());
     let (mut memory, mut taken) = (Memory::Nothing, 0);
     for question in questions {
@@ -236,7 +235,7 @@ fn evaluate_log(
             decisions.push(decision(limit, outcome, view.standing(limit, now), now));
             continue;
         }
-        let start = starts.next(numbers)?;
+        let start = starts.next(&mut numbers)?;
         let outcome = view.outcome(limit, ask, start, now);
         let charged = if takes { view.take(limit, ask, outcome, start) } else { 0 };
         let decided = decision(limit, outcome, view.standing(limit, now), now);

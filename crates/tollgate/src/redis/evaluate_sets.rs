@@ -177,9 +177,7 @@ impl<'a, 'n> Evaluating<'a, 'n> {
     }
 
     fn log(limit: &'a Limit, numbers: &mut Reader<'n>) -> Result<Self, StoreError> {
-        let count = numbers.next()?;
-        let mut numbers = numbers.split(count.max(0) as usize)?;
-        let (view, starts) = (LogView::read(&mut numbers)?, Starts::default());
+        let (view, starts, numbers) = LogView::read(numbers)?;
         let log = LogEvaluating { view, starts, numbers, ahead: None, memory: Memory::Nothing };
         Ok(Self::Log { limit, log })
     }
@@ -244,11 +242,10 @@ impl<'a, 'n> Evaluating<'a, 'n> {
 pub(super) fn with_logs(
     computed: SetsEvaluated,
     call: &SetCall<'_>,
-    now: Timestamp,
     mut numbers: Reader<'_>,
 ) -> Result<SetsEvaluated, StoreError> {
     let taken = numbers.next()? > 0;
-    let SetsEvaluated { mut answers, mut memories, now: computed_at } = computed;
+    let SetsEvaluated { mut answers, mut memories, now } = computed;
     let Some(answer) = answers.first_mut() else {
         return Err(StoreError::protocol("a set without an answer"));
     };
@@ -263,5 +260,5 @@ pub(super) fn with_logs(
         memories[number] = log.into_memory();
     }
     answer.all = taken;
-    Ok(SetsEvaluated { answers, memories, now: computed_at })
+    Ok(SetsEvaluated { answers, memories, now })
 }

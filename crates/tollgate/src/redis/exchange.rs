@@ -12,7 +12,7 @@ use super::evaluate_sets::{SetsComputed, SetsEvaluated, compute_sets, evaluate_s
 use super::limit::StoredLimit;
 use super::lines::LineKey;
 use super::node::Bearings;
-use super::protocol::{self, Change, Command, Doubt, Question, Reader, Reply, Snapshots};
+use super::protocol::{self, Change, Command, Doubt, Kind, Question, Reader, Reply, Snapshots};
 use super::set::{GroupCall, SetCall};
 
 /// A result, and between which instants the server was asked for the state that it is computed from.
@@ -26,8 +26,14 @@ pub(super) struct Exchanged<T> {
 pub(super) trait Exchange {
     type Result;
 
-    /// The call that does it on a plain state, or reads the state.
-    fn first(&self, limit: &StoredLimit, key: &str, doubt: Option<Doubt>, to: Bearings) -> Command;
+    /// The call that does it on a plain state, or on a log in every state, or reads the state.
+    fn call(
+        &self,
+        limit: &StoredLimit,
+        key: (Kind, &str),
+        doubt: Option<Doubt>,
+        to: Bearings,
+    ) -> Command;
 
     /// The result of that call.
     fn decided(
@@ -54,7 +60,13 @@ pub(super) struct Questions<'a>(pub(super) &'a [Question]);
 impl Exchange for Questions<'_> {
     type Result = Evaluated;
 
-    fn first(&self, limit: &StoredLimit, key: &str, doubt: Option<Doubt>, to: Bearings) -> Command {
+    fn call(
+        &self,
+        limit: &StoredLimit,
+        key: (Kind, &str),
+        doubt: Option<Doubt>,
+        to: Bearings,
+    ) -> Command {
         protocol::ask(limit, key, self.0, doubt, to)
     }
 
@@ -85,7 +97,13 @@ pub(super) struct Changes<'a>(pub(super) &'a [Change]);
 impl Exchange for Changes<'_> {
     type Result = Option<u64>;
 
-    fn first(&self, limit: &StoredLimit, key: &str, doubt: Option<Doubt>, to: Bearings) -> Command {
+    fn call(
+        &self,
+        limit: &StoredLimit,
+        (_, key): (Kind, &str),
+        doubt: Option<Doubt>,
+        to: Bearings,
+    ) -> Command {
         let is_log = matches!(limit.limit, Limit::SlidingLog(_));
         if is_log || self.0.iter().all(|change| matches!(change, Change::Refund { .. })) {
             protocol::change(limit, key, self.0, doubt, to)
@@ -125,6 +143,7 @@ struct Pending<T> {
 
 enum Next<T> {
     Done(Exchanged<T>),
+    FullLog,
     Commit(Pending<T>),
 }
 
@@ -137,16 +156,18 @@ impl Inner {
         exchange: &E,
         deadline: Instant,
     ) -> Result<Exchanged<E::Result>, StoreError> {
-        let slot = self.routes.slot(&line.key);
+        let (slot, is_log) =
+            (self.routes.slot(&line.key), matches!(limit.limit, Limit::SlidingLog(_)));
         // That of the server that has answered: each one that is tried has its own.
         let doubt = Mutex::new(None);
         let mut pending: Option<Pending<E::Result>> = None;
+        let mut kind = Kind::Plain;
         loop {
             let say = |to: Bearings| {
                 let doubted = Doubt::of(limit, to);
                 *doubt.lock() = doubted;
                 match &pending {
-                    None => exchange.first(limit, &line.key, doubted, to),
+                    None => exchange.call(limit, (kind, &line.key), doubted, to),
                     Some(Pending { snapshots, doubt, write, .. }) if *doubt == doubted => {
                         let snapshot = snapshots.get(0).unwrap_or_default();
                         protocol::commit(&line.key, snapshot, write, to)
@@ -164,6 +185,7 @@ impl Inner {
                     let result = exchange.decided(limit, first, now, numbers)?;
                     Ok(Next::Done(Exchanged { result, sent, received }))
                 }
+                (Reply::Rare { .. }, None) if is_log && kind == Kind::Plain => Ok(Next::FullLog),
                 (Reply::Rare { now, snapshots }, _) => {
                     let doubt = *doubt.lock();
                     let state = (&*line.key, snapshots.get(0)?);
@@ -177,6 +199,7 @@ impl Inner {
             });
             match next.inspect_err(|why| self.count_failure(why))? {
                 Next::Done(exchanged) => return Ok(exchanged),
+                Next::FullLog => kind = Kind::FullLog,
                 Next::Commit(next) => pending = Some(next),
             }
         }
@@ -209,7 +232,8 @@ impl Inner {
             NextSets::Done(exchanged) => return Ok(exchanged),
             NextSets::Commit(pending) => pending,
         };
-        if !call.has_logs() {
+        let sets: usize = call.groups.iter().map(|group| group.count).sum();
+        if !call.has_logs() || sets == 1 {
             return self.commit_sets(call, pending, deadline).await;
         }
         // Logs are decided by the script: one set after another, so that the script's decision on a set is known before the next set.
@@ -275,7 +299,8 @@ impl Inner {
             let doubted: Vec<_> = call.states.iter().map(|it| Doubt::of(&it.limit, to)).collect();
             let command = match (&pending, &computed) {
                 (Some(pending), Some(computed)) if pending.doubts == doubted => {
-                    protocol::commit_sets(call, &computed.computed, to)
+                    let PendingSets { snapshots, now, .. } = pending;
+                    protocol::commit_sets(call, &computed.computed, (snapshots, *now), to)
                 }
                 // Another server has taken over meanwhile.
                 (Some(_), _) => protocol::read(call.keys(), to),
@@ -289,7 +314,7 @@ impl Inner {
         let reply = self.call(key, self.routes.slot(key), (hash, needs_time), deadline, say).await?;
         let (sent, received) = (reply.sent, reply.received);
         let next = Reply::new(&reply.value).and_then(|answer| match (answer, &pending, computed) {
-            (Reply::Decided { now, numbers, .. }, Some(pending), Some(computed)) => {
+            (Reply::Decided { numbers, .. }, Some(pending), Some(computed)) => {
                 let (sent, received) = (pending.sent, pending.received);
                 let mut result = computed.evaluated;
                 if call.has_logs() {
@@ -298,7 +323,7 @@ impl Inner {
                         let log = Outcome::Denied { retry: Micros::ZERO };
                         result = pending.compute(call, log)?.evaluated;
                     }
-                    result = with_logs(result, call, now, numbers)?;
+                    result = with_logs(result, call, numbers)?;
                 }
                 Ok(NextSets::Done(Exchanged { result, sent, received }))
             }

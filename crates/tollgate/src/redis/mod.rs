@@ -545,9 +545,9 @@ impl RedisLimiter {
         self.stored.line(HashedKey::new(key))
     }
 
-    /// What a check sends beside its key, for benchmarks of the script alone: the script, and the arguments behind the time.
+    /// What a check sends beside its key and the time, for benchmarks of the script alone: the script, and its last argument.
     #[doc(hidden)]
-    pub fn wire(&self, ask: Ask) -> (&'static str, String, Vec<u8>) {
+    pub fn wire(&self, ask: Ask) -> (&'static str, Vec<u8>) {
         protocol::wire(&self.stored, ask)
     }
 

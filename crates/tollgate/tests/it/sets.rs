@@ -146,7 +146,7 @@ fn callers_who_leave_take_nothing() {
         let mut admitted = 0;
         for _ in 0..200 {
             let asked = (0..20).map(|_| {
-                let patience = Duration::from_micros(random.below(6_000));
+                let patience = Duration::from_micros(random.below(2_000));
                 let user = format!("user:{}", random.below(3));
                 let (engine, limiters) = (&engine, &limiters);
                 async move {

@@ -9,8 +9,8 @@
 -- Numbers of the limit: tick in microseconds, units in a permit, units that flow in a tick, size in permits, 1 for a queue.
 -- @read
 local tick, unit, flow, size, queue, since
-tick, unit, flow, size, queue, since, position = struct.unpack('>i8i8i8i8i8i8', numbers, position)
-local full, at = size * unit, floor(now / tick)
+own, tick, unit, flow, size, queue, since, position = struct.unpack('>I4c0dddddd', numbers, position)
+local full, at = size * unit, (now - now % tick) / tick
 -- The level is what could be taken, in units: tokens, or the room above the water.
 local level = full
 local stored = call('HMGET', key, AMOUNT, DATED, 'limit', 'frac', 'leases')
@@ -24,7 +24,10 @@ if stored[3] == own and not stored[5] then
     @rare
   end
   if at > dated then
-    level = min(full, level + (at - dated) * flow)
+    level = level + (at - dated) * flow
+    if level > full then
+      level = full
+    end
   else
     at = dated
   end
@@ -32,7 +35,7 @@ elseif stored[1] or stored[2] or stored[3] or since > 0 then
   @rare
 end
 -- @reply
-struct.pack('>i8i8', level, at)
+struct.pack('>dd', level, at)
 -- @fit
 local units = cost * unit
 if queue == 1 then
@@ -66,13 +69,16 @@ if credit > 0 and level < full then
 end
 -- @write
 local amount = WATER and full - level or level
-local permits = floor(amount / unit)
-local frac = amount - permits * unit
+local frac = amount % unit
+local permits, dated = (amount - frac) / unit, at * tick
+if dated == now then
+  dated = now_text
+end
 if frac > 0 or stored[4] then
-  call('HSET', key, AMOUNT, permits, DATED, at * tick, 'limit', own, 'frac', frac)
+  call('HSET', key, AMOUNT, permits, DATED, dated, 'limit', own, 'frac', frac)
 elseif stored[3] then
-  call('HSET', key, AMOUNT, permits, DATED, at * tick)
+  call('HSET', key, AMOUNT, permits, DATED, dated)
 else
-  call('HSET', key, AMOUNT, permits, DATED, at * tick, 'limit', own)
+  call('HSET', key, AMOUNT, permits, DATED, dated, 'limit', own)
 end
 @expire((at + ceil((full - level) / flow)) * tick)

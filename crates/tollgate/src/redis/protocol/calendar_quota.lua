@@ -7,8 +7,8 @@
 -- before the period that the server's clock was last seen in, and two after it.
 -- @read
 local limit, horizon, since, bounds
-limit, horizon, position = struct.unpack('>i8i8', numbers, position)
-bounds = { struct.unpack('>i8i8i8i8i8i8i8', numbers, position) }
+own, limit, horizon, position = struct.unpack('>I4c0dd', numbers, position)
+bounds = { struct.unpack('>ddddddd', numbers, position) }
 since, position = bounds[7], bounds[8]
 local current, doubted
 for number = 1, 5 do
@@ -41,7 +41,7 @@ if finish == doubted and taken < limit then
   @rare
 end
 -- @reply
-struct.pack('>i8i8', finish, taken)
+struct.pack('>dd', finish, taken)
 -- @fit
 fit = floor((limit - taken) / cost)
 -- @spend

@@ -4,11 +4,11 @@ use redis::Cmd;
 use smallvec::SmallVec;
 use tollgate_core::{Ask, LeakyMode, Limit, Timestamp};
 
-use super::fields::Difference;
+use super::fields::{Difference, Snapshots};
 use super::numbers::Numbers;
 use super::scripts::{SCRIPTS, Script, kind};
 use super::state::{add_parameters, lends};
-use super::{Change, Doubt, Question, is_sent};
+use super::{Change, Doubt, Question, is_sent, sliding_log};
 use crate::backend::Wanted;
 use crate::redis::control::{ASSIGNED_MAX, AssignedTier, Version};
 use crate::redis::limit::StoredLimit;
@@ -106,16 +106,28 @@ pub(crate) fn is_lending(limit: &Limit, questions: &[Question]) -> bool {
     wanted(questions).is_some_and(|wanted| wanted.terms.counts_out()) && lends(limit)
 }
 
+/// Which states a call decides on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Plain,
+    /// Logs in every state.
+    FullLog,
+}
+
 /// The call that answers questions on one key.
 pub(crate) fn ask(
     limit: &StoredLimit,
-    key: &str,
+    (kind, key): (Kind, &str),
     questions: &[Question],
     doubt: Option<Doubt>,
     to: Bearings,
 ) -> Command {
     let lends = is_lending(&limit.limit, questions);
-    let script = if lends { SCRIPTS.lending(&limit.limit) } else { SCRIPTS.of(&limit.limit) };
+    let script = match kind {
+        _ if lends => SCRIPTS.lending(&limit.limit),
+        Kind::Plain => SCRIPTS.of(&limit.limit),
+        Kind::FullLog => &SCRIPTS.full_log,
+    };
     let mut command = evalsha(script, [key].into_iter(), to.now);
     // Enough for a limit and one run.
     let mut numbers = Numbers(Vec::with_capacity(96));
@@ -132,16 +144,16 @@ pub(crate) fn ask(
             false => {}
         }
     }
-    command.said.arg(&*limit.parameters).arg(numbers.0);
+    command.said.arg(numbers.0);
     command
 }
 
-/// What a check sends beside its key: the script, and the arguments behind the time.
-pub(crate) fn wire(limit: &StoredLimit, ask: Ask) -> (&'static str, String, Vec<u8>) {
+/// What a check sends beside its key and the time: the script, and its last argument.
+pub(crate) fn wire(limit: &StoredLimit, ask: Ask) -> (&'static str, Vec<u8>) {
     let mut numbers = Numbers(Vec::new());
     numbers.add_limit(limit, None, Timestamp::default());
     numbers.add([ask.cost as i64, accepted_wait(&limit.limit, ask), 1, 0]);
-    (&SCRIPTS.of(&limit.limit).source, limit.parameters.to_string(), numbers.0)
+    (&SCRIPTS.of(&limit.limit).source, numbers.0)
 }
 
 /// The call that gives back permits of a plain state, or changes a log.
@@ -152,7 +164,9 @@ pub(crate) fn change(
     doubt: Option<Doubt>,
     to: Bearings,
 ) -> Command {
-    let mut command = evalsha(SCRIPTS.of(&limit.limit), [key].into_iter(), to.now);
+    let is_log = matches!(limit.limit, Limit::SlidingLog(_));
+    let script = if is_log { &SCRIPTS.full_log } else { SCRIPTS.of(&limit.limit) };
+    let mut command = evalsha(script, [key].into_iter(), to.now);
     let mut numbers = Numbers(Vec::with_capacity(96));
     numbers.add_limit(limit, doubt, to.about);
     // Larger costs say no more: every algorithm cuts them.
@@ -165,7 +179,7 @@ pub(crate) fn change(
             }
         }
     }
-    command.said.arg(&*limit.parameters).arg(numbers.0);
+    command.said.arg(numbers.0);
     command
 }
 
@@ -184,74 +198,100 @@ pub(crate) struct Computed<'a> {
     pub(crate) takers: u64,
 }
 
-/// The numbers of a state that was computed here.
-fn computed_numbers(takers: u64, write: Option<&(Difference, u64)>, enforced: bool) -> Numbers {
-    let mut numbers = Numbers(vec![0, u8::from(enforced)]);
-    let (set, removed, ttl) = match write {
-        Some((Difference { set, removed }, ttl)) => (&set[..], &removed[..], *ttl as i64),
-        None => (&[][..], &[][..], 0),
-    };
-    numbers.add([takers as i64, ttl, set.len() as i64, removed.len() as i64]);
-    for text in set.iter().chain(removed) {
-        numbers.0.extend_from_slice(&(text.len() as u32).to_be_bytes());
-        numbers.0.extend_from_slice(text.as_bytes());
+impl Numbers {
+    /// Adds a state that was computed here.
+    fn add_computed(&mut self, enforced: bool, takers: u64, snapshot: &[u8], write: Option<&(Difference, u64)>) {
+        let (set, removed, ttl) = match write {
+            Some((Difference { set, removed }, ttl)) => (&set[..], &removed[..], *ttl as i64),
+            None => (&[][..], &[][..], 0),
+        };
+        self.0.extend_from_slice(&[0, u8::from(enforced)]);
+        self.add([takers as i64, ttl, set.len() as i64]);
+        self.add_text(snapshot);
+        self.0.extend_from_slice(&(removed.len() as u32).to_be_bytes());
+        for text in set.iter().chain(removed) {
+            self.add_text(text.as_bytes());
+        }
     }
-    numbers
+
+    /// Adds a state that the script decides on.
+    fn add_state(&mut self, member: &Member, askers: usize, doubt: Option<Doubt>, about: Timestamp) {
+        let (limit, ask) = (member.limit(), member.ask);
+        self.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
+        self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64]);
+        self.add_limit(&member.limit, doubt, about);
+    }
+
+    /// Adds a log, with what was read of it at an instant.
+    fn add_log(&mut self, member: &Member, askers: usize, (snapshot, at): (&[u8], Timestamp)) {
+        let (limit, ask) = (member.limit(), member.ask);
+        self.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
+        self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64]);
+        self.add_text(snapshot);
+        if let Limit::SlidingLog(it) = limit {
+            sliding_log::parameters(it, self);
+        }
+        self.add([at.as_micros() as i64]);
+    }
+
+    /// Whether there is a state that is common to all sets, and how many sets and states of its own each group has.
+    fn of_groups(call: &SetCall<'_>) -> Self {
+        let mut numbers = Self(Vec::with_capacity(2 + 8 * call.groups.len() + 128 * call.states.len()));
+        let common = usize::from(call.has_shared);
+        numbers.0.extend_from_slice(&[common as u8, call.groups.len() as u8]);
+        for group in &call.groups {
+            for count in [group.count, group.states.len() - common] {
+                numbers.0.extend_from_slice(&(count as u32).to_be_bytes());
+            }
+        }
+        numbers
+    }
 }
 
 /// The call that writes one state that was computed here, if it is still the one that it was computed from.
 pub(crate) fn commit(key: &str, snapshot: &[u8], write: &(Difference, u64), to: Bearings) -> Command {
-    let mut command = evalsha(&SCRIPTS.set, [key].into_iter(), to.now);
-    let mut groups = Numbers(Vec::with_capacity(24));
-    groups.add([0, 1, 1]);
-    command.said.arg(groups.0).arg(snapshot).arg(computed_numbers(1, Some(write), true).0);
+    let mut command = evalsha(&SCRIPTS.commit, [key].into_iter(), to.now);
+    // One group of one set with one state.
+    let mut numbers = Numbers(vec![0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);
+    numbers.add_computed(true, 1, snapshot, Some(write));
+    command.said.arg(numbers.0);
     command
-}
-
-/// How many states are common to all sets, and how many sets and states of its own each group has.
-fn sizes(call: &SetCall<'_>) -> Numbers {
-    let mut sizes = Numbers(Vec::with_capacity(8 + 16 * call.groups.len()));
-    sizes.add([i64::from(call.has_shared)]);
-    for group in &call.groups {
-        let own = group.states.len() - usize::from(call.has_shared);
-        sizes.add([group.count as i64, own as i64]);
-    }
-    sizes
-}
-
-/// Adds a state that the script decides on.
-fn add_state(command: &mut Command, member: &Member, askers: usize, doubt: Option<Doubt>, to: Bearings) {
-    let (limit, ask) = (member.limit(), member.ask);
-    let mut numbers = Numbers(Vec::with_capacity(96));
-    numbers.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
-    numbers.add_limit(&member.limit, doubt, to.about);
-    numbers.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64, 0]);
-    command.said.arg(&*member.limit.parameters).arg(numbers.0);
 }
 
 /// The call that decides sets of limits: of each all are taken, or none.
 pub(crate) fn ask_sets(call: &SetCall<'_>, doubts: &[Option<Doubt>], to: Bearings) -> Command {
     let mut command = evalsha(&SCRIPTS.set, call.keys(), to.now);
-    command.said.arg(sizes(call).0);
+    let mut numbers = Numbers::of_groups(call);
     for ((member, doubt), askers) in call.states.iter().zip(doubts).zip(call.askers()) {
-        add_state(&mut command, member, askers, *doubt, to);
+        numbers.add_state(member, askers, *doubt, to.about);
     }
+    command.said.arg(numbers.0);
     command
 }
 
-/// The same with states that were computed here; the others are logs.
-pub(crate) fn commit_sets(call: &SetCall<'_>, computed: &[Option<Computed<'_>>], to: Bearings) -> Command {
-    let mut command = evalsha(&SCRIPTS.set, call.keys(), to.now);
-    command.said.arg(sizes(call).0);
-    for ((member, computed), askers) in call.states.iter().zip(computed).zip(call.askers()) {
+/// The same with states that were computed here at an instant. The others are logs, on which the script decides as of that instant.
+pub(crate) fn commit_sets(
+    call: &SetCall<'_>,
+    computed: &[Option<Computed<'_>>],
+    (snapshots, at): (&Snapshots, Timestamp),
+    to: Bearings,
+) -> Command {
+    let mut command = evalsha(&SCRIPTS.commit, call.keys(), to.now);
+    let mut numbers = Numbers::of_groups(call);
+    for (((number, member), computed), askers) in
+        call.states.iter().enumerate().zip(computed).zip(call.askers())
+    {
         match computed {
-            Some(it) => {
-                let numbers = computed_numbers(it.takers, it.write.as_ref(), member.enforced);
-                command.said.arg(it.snapshot).arg(numbers.0);
+            Some(Computed { snapshot, write, takers }) => {
+                numbers.add_computed(member.enforced, *takers, snapshot, write.as_ref());
             }
-            None => add_state(&mut command, member, askers, None, to),
+            None => {
+                let log = (snapshots.get(number).unwrap_or_default(), at);
+                numbers.add_log(member, askers, log);
+            }
         }
     }
+    command.said.arg(numbers.0);
     command
 }
 

@@ -7,14 +7,15 @@
 -- Numbers of the limit: limit in permits, the window in microseconds, 1 if denied requests count.
 -- @read
 local limit, length, counts_denied, since
-limit, length, counts_denied, since, position = struct.unpack('>i8i8i8i8', numbers, position)
-local window, taken, written = floor(now / length), 0, nil
+own, limit, length, counts_denied, since, position = struct.unpack('>I4c0dddd', numbers, position)
+local window, taken, written, found = (now - now % length) / length, 0, nil, 0
 local stored = call('HMGET', key, 'window', 'count', 'limit')
 if stored[3] == own then
-  written, taken = floor(stored[1] / length), stored[2] + 0
+  written, taken = stored[1] / length, stored[2] + 0
   if written > window + 1 or not (taken >= 0 and taken <= 3 * limit) then
     @rare
   end
+  found = taken
   if window > written then
     taken = max(0, taken - (window - written) * limit)
   else
@@ -28,7 +29,7 @@ if since > 0 and window == floor(since / length) and taken < limit then
   @rare
 end
 -- @reply
-struct.pack('>i8i8', window, taken)
+struct.pack('>dd', window, taken)
 -- @fit
 fit = floor((limit - taken) / cost)
 if fit < count and wait > 0 then
@@ -47,7 +48,7 @@ if cost > 0 and taken > 0 and floor(wait / length) == window then
   taken, changed = max(0, taken - cost), true
 end
 -- @write
-if window == written and taken <= limit and stored[2] - limit <= 0 and stored[2] ~= '0' then
+if window == written and taken <= limit and found > 0 and found <= limit then
   -- In the same window the key expires at the same time. (An empty one expires sooner.)
   call('HSET', key, 'count', taken)
 else

@@ -7,7 +7,7 @@
 -- Numbers of the limit: capacity in permits, permits that come back each period, the period in microseconds.
 -- @read
 local capacity, refill, period, since
-capacity, refill, period, since, position = struct.unpack('>i8i8i8i8', numbers, position)
+own, capacity, refill, period, since, position = struct.unpack('>I4c0dddd', numbers, position)
 local tokens, last = capacity, now
 local stored = call('HMGET', key, 'tokens', 'last_refill', 'limit')
 if stored[3] == own then
@@ -28,7 +28,7 @@ elseif stored[1] or stored[2] or stored[3] or since > 0 then
   @rare
 end
 -- @reply
-struct.pack('>i8i8', tokens, last)
+struct.pack('>dd', tokens, last)
 -- @fit
 fit = floor(tokens / cost)
 if fit < count and wait > 0 then

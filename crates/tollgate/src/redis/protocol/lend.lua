@@ -2,16 +2,16 @@
 --
 --   leases  while permits are out: how long a lease lives, when the epoch began in which the following were lent (both in
 --           microseconds), permits lent in it, permits lent in the one before. An epoch is as long as a lease lives
--- ARGV[3]  ends with three numbers: how many permits are wanted, into how many parts the free permits are divided, of which one is lent,
+-- ARGV[2]  ends with three numbers: how many permits are wanted, into how many parts the free permits are divided, of which one is lent,
 --          and how long they are lent for, in microseconds
 --
 -- Returns numbers: how many were admitted or lent, now, and the state before: level and its tick; length and number of the epoch, permits
 -- lent in it and in the one before.
 @time
-local key, own, numbers = KEYS[1], ARGV[2], ARGV[3]
-local tick, unit, flow, size, _, since, position = struct.unpack('>i8i8i8i8i8i8', numbers)
+local key, numbers = KEYS[1], ARGV[2]
+local own, tick, unit, flow, size, _, since, position = struct.unpack('>I4c0dddddd', numbers)
 local steps_end = #numbers - 24
-local wanted, parts, lasting = struct.unpack('>i8i8i8', numbers, steps_end + 1)
+local wanted, parts, lasting = struct.unpack('>ddd', numbers, steps_end + 1)
 local full, now_tick = size * unit, floor(now / tick)
 local level, at, life, epoch, out, before = full, now_tick, 1, now_tick, 0, 0
 local stored = call('HMGET', key, AMOUNT, DATED, 'limit', 'frac', 'leases')
@@ -49,12 +49,12 @@ while epoch < floor(now_tick / life) and out + before > 0 do
 end
 epoch = floor(now_tick / life)
 refill(now_tick)
-local reply = struct.pack('>i8i8i8i8i8i8', level, at, life, epoch, out, before)
+local reply = struct.pack('>dddddd', level, at, life, epoch, out, before)
 
 local admitted = 0
 while position <= steps_end do
   local cost, wait, count
-  cost, wait, count, _, position = struct.unpack('>i8i8i8i8', numbers, position)
+  cost, wait, count, _, position = struct.unpack('>dddd', numbers, position)
   local fit = max(0, min(count, floor(level / (cost * unit))))
   if fit < count and wait > 0 then
     @rare
@@ -84,4 +84,4 @@ if admitted + lent > 0 then
   end
   @expire((at + ceil((full - level) / flow)) * tick)
 end
-return struct.pack('>i8i8', admitted + lent, now) .. reply
+return struct.pack('>dd', admitted + lent, now) .. reply

@@ -12,8 +12,14 @@ pub(super) struct Numbers(pub(super) Vec<u8>);
 impl Numbers {
     pub(super) fn add<const N: usize>(&mut self, numbers: [i64; N]) {
         for number in numbers {
-            self.0.extend_from_slice(&number.to_be_bytes());
+            self.0.extend_from_slice(&(number as f64).to_be_bytes());
         }
+    }
+
+    /// Adds a text behind four bytes with its length.
+    pub(super) fn add_text(&mut self, text: &[u8]) {
+        self.0.extend_from_slice(&(text.len() as u32).to_be_bytes());
+        self.0.extend_from_slice(text);
     }
 }
 
@@ -48,7 +54,11 @@ impl<'a> Reader<'a> {
     pub(crate) fn next(&mut self) -> Result<i64, StoreError> {
         let (number, rest) = self.0.split_first_chunk().ok_or_else(too_short)?;
         self.0 = rest;
-        Ok(i64::from_be_bytes(*number))
+        Ok(f64::from_be_bytes(*number) as i64)
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(super) fn take<const N: usize>(&mut self) -> Result<[i64; N], StoreError> {

@@ -1,7 +1,11 @@
--- For the caller to compute with: the fields of all states that are hashes.
+-- For the caller to compute with: the fields of states that are hashes; of logs, what changes with every write.
 local snapshots = {}
 for number = 1, #KEYS do
-  local fields = redis.pcall('HGETALL', KEYS[number])
-  snapshots[number] = fields.err and '' or cmsgpack.pack(fields)
+  local key = KEYS[number]
+  local fields = redis.pcall('HGETALL', key)
+  if fields.err then
+    fields = { call('ZRANGE', key, 0, 0)[1], call('ZRANGE', key, -1, -1)[1] }
+  end
+  snapshots[number] = cmsgpack.pack(fields)
 end
-return struct.pack('>i8i8', -1, now) .. cmsgpack.pack(snapshots)
+return struct.pack('>dd', -1, now) .. cmsgpack.pack(snapshots)

@@ -17,8 +17,12 @@ pub(crate) struct Scripts {
     single: [Script; ALGORITHMS],
     /// Those that lend, of the token bucket and of the leaky bucket.
     lend: [Script; 2],
-    /// Decides on sets of limits, and writes states that were computed here.
+    /// Decides on a log that is not plain.
+    pub(super) full_log: Script,
+    /// Decides on sets of limits.
     pub(super) set: Script,
+    /// Writes states of sets that were computed here, and decides on logs that are not plain.
+    pub(super) commit: Script,
     /// Reads states.
     pub(super) read: Script,
     /// Finds out whether scripts may read the time and then write.
@@ -38,20 +42,21 @@ const SET: &str = include_str!("set.lua");
 const SET_ALGORITHM: &str = include_str!("set_algorithm.lua");
 const LEND: &str = include_str!("lend.lua");
 const BUCKET: &str = include_str!("bucket.lua");
-const LOG: [&str; 2] = [include_str!("sliding_log.lua"), include_str!("sliding_log_decide.lua")];
-const SINGLE_LOG: &str = include_str!("single_log.lua");
-const SET_LOG: &str = include_str!("set_log.lua");
+const FULL_LOG: [&str; 2] = [include_str!("full_log.lua"), include_str!("full_log_decide.lua")];
+const SINGLE_FULL_LOG: &str = include_str!("single_full_log.lua");
+const SET_FULL_LOG: &str = include_str!("set_full_log.lua");
 const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
 
 const ALGORITHMS: usize = 7;
-/// The algorithms whose states are hashes, by [`kind`] - 1.
-const HASHES: [(&str, Names); ALGORITHMS - 1] = [
+/// The algorithms by [`kind`] - 1.
+const BODIES: [(&str, Names); ALGORITHMS] = [
     (BUCKET, TOKENS),
     (BUCKET, WATER),
     (include_str!("interval_bucket.lua"), TOKENS),
     (include_str!("fixed_window.lua"), TOKENS),
     (include_str!("sliding_counter.lua"), TOKENS),
     (include_str!("calendar_quota.lua"), TOKENS),
+    (include_str!("sliding_log.lua"), TOKENS),
 ];
 
 /// The number of an algorithm in the script of sets. Number 0 is a state that was computed here.
@@ -69,25 +74,26 @@ pub(super) const fn kind(limit: &Limit) -> u8 {
 
 impl Scripts {
     fn compose() -> Self {
-        let hashes = HASHES.map(|(text, names)| Text(text).with_names(names));
+        let bodies = BODIES.map(|(text, names)| Text(text).with_names(names));
         let mut algorithms = String::new();
-        for (number, text) in hashes.iter().enumerate() {
+        for (number, text) in bodies.iter().enumerate() {
             let with_sections = Text(SET_ALGORITHM).with_sections(text);
             algorithms += &with_sections.replace("@kind", &(number + 1).to_string());
         }
-        algorithms += &SET_LOG.replace("@log", &LOG.concat());
-        let single_of = |number: usize| match hashes.get(number) {
-            Some(text) => finish(&Text(SINGLE).with_sections(text), RARE),
-            None => finish(&SINGLE_LOG.replace("@log", &LOG.concat()), ""),
-        };
+        let full_log = FULL_LOG.concat();
         let lend_of = |names| finish(&Text(LEND).with_names(names), RARE);
-        // In the script of sets a state that is not plain ends the function that reads it; the fields are read behind it.
+        // A state that is not plain ends the function that reads it; the fields are read behind it.
         let (steps, end) = SET.split_once("\n@rare").unwrap_or((SET, ""));
-        let set = finish(&steps.replace("@algorithms", &algorithms), "do return end");
+        let set_of = |algorithms: &str| {
+            let text = finish(&steps.replace("@algorithms", algorithms), "do return end");
+            Script::new(format!("{text}\n{RARE}{end}"))
+        };
         Self {
-            single: std::array::from_fn(|number| Script::new(single_of(number))),
+            single: bodies.each_ref().map(|text| Script::new(finish(&Text(SINGLE).with_sections(text), RARE))),
             lend: [TOKENS, WATER].map(|names| Script::new(lend_of(names))),
-            set: Script::new(format!("{set}\n{RARE}{end}")),
+            full_log: Script::new(finish(&SINGLE_FULL_LOG.replace("@log", &full_log), "")),
+            set: set_of(&algorithms),
+            commit: set_of(&SET_FULL_LOG.replace("@log", &full_log)),
             read: Script::new(format!("{TIME}{RARE}")),
             probe: Script::new(PROBE.to_owned()),
             presence: Script::new(include_str!("presence.lua").to_owned()),
@@ -107,7 +113,8 @@ impl Scripts {
 
     /// All but the probe: what a server must know before it is asked.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Script> {
-        let others = [&self.set, &self.read, &self.presence, &self.control];
+        let others =
+            [&self.full_log, &self.set, &self.commit, &self.read, &self.presence, &self.control];
         self.single.iter().chain(&self.lend).chain(others)
     }
 }
@@ -182,10 +189,11 @@ mod tests {
 
     #[test]
     fn texts_are_short() {
-        let texts = [TIME, RARE, SINGLE, SET, SET_ALGORITHM, LEND, LOG[0], LOG[1], SINGLE_LOG, SET_LOG];
-        let others = [include_str!("presence.lua"), include_str!("control.lua")];
-        let hashes = [BUCKET, HASHES[2].0, HASHES[3].0, HASHES[4].0, HASHES[5].0];
-        let all = texts.iter().chain(&others).chain(&hashes);
+        let texts = [TIME, RARE, SINGLE, SET, SET_ALGORITHM, LEND, FULL_LOG[0], FULL_LOG[1]];
+        let others = [SINGLE_FULL_LOG, SET_FULL_LOG, include_str!("presence.lua"), include_str!("control.lua")];
+        // The token bucket and the leaky bucket have one text.
+        let bodies = BODIES.iter().skip(1).map(|(text, _)| text);
+        let all = texts.iter().chain(&others).chain(bodies);
         let lines: Vec<_> = all.map(|text| text.lines().count()).collect();
         assert!(lines.iter().all(|lines| *lines <= 120), "{lines:?}");
         assert!(lines.iter().sum::<usize>() <= 800, "{}: {lines:?}", lines.iter().sum::<usize>());

@@ -1,18 +1,22 @@
 if kind == @kind then
   @read
-  cost, wait, count = struct.unpack('>i8i8i8', numbers, position)
   @fit
-  fit = max(0, min(count, fit))
-  fits[i], binding[i], replies[i] = fit, binds, @reply
-  groups = step(i + 1)
-  if not groups then
+  if fit > count then
+    fit = count
+  elseif fit < 0 then
+    fit = 0
+  end
+  local before = @reply
+  reply = step(i + 1, group, binds == 1 and fit < most and fit or most)
+  if not reply then
     return
   end
-  n = shares[i]
+  reply = before .. reply
+  n = granted[group] < fit and granted[group] or fit
   local changed = n > 0
   @spend
   if changed then
     @write
   end
-  return groups
+  return reply
 end

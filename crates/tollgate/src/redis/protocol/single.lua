@@ -1,9 +1,8 @@
 -- One limit on one key. `@name` stands for a section of the algorithm's file, which is put in its place when the script is loaded.
 --
 -- KEYS[1]  the state
--- ARGV[2]  the limit that the caller asks under, as it is kept beside states
--- ARGV[3]  numbers, eight bytes each, the highest first: those of the limit; when this server took over, in microseconds (0: long ago); and
---          then four for each step:
+-- ARGV[2]  the limit that the caller asks under: its text as it is kept beside states, behind four bytes with its length; its numbers, eight
+--          bytes each, the highest first; when this server took over, in microseconds (0: long ago). Then four numbers for each step:
 --            asks    cost, accepted wait in microseconds (-1: none stated), how many equal asks, 0
 --            lends   1, 0, how many permits are wanted, into how many parts the free permits are divided, of which one is lent
 --            refund  cost, start of the grant in microseconds, -1, 0
@@ -11,13 +10,14 @@
 -- Returns numbers of eight bytes: how many were admitted or lent, now, and the state before the first step. A state that is not plain
 -- (`@rare`) is not touched: then the first number is -1, and all fields follow, for the caller to compute with.
 @time
-local key, own, numbers, position = KEYS[1], ARGV[2], ARGV[3], 1
+local key, numbers = KEYS[1], ARGV[2]
+local own, position = nil, 1
 @read
 local reply = @reply
 local admitted, changed = 0, false
 local cost, wait, count, parts, fit, n
 while position <= #numbers do
-  cost, wait, count, parts, position = struct.unpack('>i8i8i8i8', numbers, position)
+  cost, wait, count, parts, position = struct.unpack('>dddd', numbers, position)
   if count < 0 then
     @refund
   else
@@ -26,7 +26,11 @@ while position <= #numbers do
       -- If nothing is free, lending is a denied ask.
       count = min(count, max(1, ceil(fit / parts)))
     end
-    fit = max(0, min(count, fit))
+    if fit > count then
+      fit = count
+    elseif fit < 0 then
+      fit = 0
+    end
     n = fit
     @spend
     admitted = admitted + n
@@ -35,4 +39,4 @@ end
 if changed or admitted > 0 then
   @write
 end
-return struct.pack('>i8i8', admitted, now) .. reply
+return struct.pack('>dd', admitted, now) .. reply

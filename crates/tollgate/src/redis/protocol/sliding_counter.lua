@@ -10,37 +10,33 @@
 -- weight of the oldest sub-bucket falls (0: it counts in full), 1 if denied requests count.
 -- @read
 local limit, buckets, length, tick, counts_denied, since
-limit, buckets, length, tick, counts_denied, since, position = struct.unpack('>i8i8i8i8i8i8', numbers, position)
-local index = floor(now / length)
+own, limit, buckets, length, tick, counts_denied, since, position = struct.unpack('>I4c0dddddd', numbers, position)
+local index = (now - now % length) / length
 local stored
 if buckets == 1 then
-  stored = call('HMGET', key, 'seen', 'tail', 'limit', index - 1, index)
+  stored = call('HMGET', key, 'tail', 'limit', index - 1, index)
 else
   local names = {}
   for number = index - buckets, index do
     names[#names + 1] = number
   end
-  stored = call('HMGET', key, 'seen', 'tail', 'limit', unpack(names))
+  stored = call('HMGET', key, 'tail', 'limit', unpack(names))
 end
 -- Of the stored fields, those of the oldest sub-bucket and of the current one.
-local oldest, current, time = 4, 4 + buckets, now
-if stored[3] == own then
-  time = max(now, stored[1])
-  if time >= (index + 1) * length or stored[2] - time > 0 then
+local oldest, current = 3, 3 + buckets
+if stored[2] == own then
+  -- The tail is never before the time that was seen: either may be ahead only if requests wait, or if the clock was set back.
+  if stored[1] - now > 0 then
     @rare
   end
-elseif stored[1] or stored[2] or stored[3] then
+elseif stored[1] or stored[2] then
   @rare
 end
-local inside, leaving, counts = 0, (stored[oldest] or 0) + 0, ''
+local inside, leaving = 0, (stored[oldest] or 0) + 0
 for number = oldest + 1, current do
-  local permits = (stored[number] or 0) + 0
-  if not (permits >= 0) then
-    @rare
-  end
-  inside, counts = inside + permits, counts .. struct.pack('>i8', permits)
+  inside = inside + (stored[number] or 0)
 end
-if not (inside <= 6755399441055744 and leaving >= 0 and leaving <= 6755399441055744) then
+if not (inside >= 0 and inside <= 6755399441055744 and leaving >= 0 and leaving <= 6755399441055744) then
   @rare
 end
 if since > 0 then
@@ -54,13 +50,16 @@ end
 local used = inside + leaving
 if tick > 0 then
   local ticks = length / tick
-  local left = ticks - floor(time % length / tick)
+  local left = ticks - floor(now % length / tick)
   -- Counted under a larger limit it may be too large for an exact product: more than the limit is all that matters then.
   used = inside + (leaving > floor(limit * ticks / left) and limit + 1 or ceil(leaving * left / ticks))
 end
-local taken = 0
+local taken, found = 0, struct.pack('>ddd', now, leaving, stored[oldest + 1] or 0)
+for number = oldest + 2, current do
+  found = found .. struct.pack('>d', stored[number] or 0)
+end
 -- @reply
-struct.pack('>i8i8', time, leaving) .. counts
+found
 -- @fit
 fit = floor((limit - used - taken) / cost)
 if fit < count and wait > 0 then
@@ -73,7 +72,7 @@ if fit < count and counts_denied == 1 and used + taken < limit then
 end
 -- @refund
 local number = floor(wait / length) - index + current
-if wait > time or number >= oldest and number < current then
+if wait > now or number >= oldest and number < current then
   @rare
 end
 local credit = number == current and min(cost, (stored[current] or 0) + taken) or 0
@@ -84,13 +83,13 @@ end
 local counted = (stored[current] or 0) + taken
 if stored[current] then
   -- In the same sub-bucket the key expires at the same time.
-  call('HSET', key, 'seen', time, index, counted)
+  call('HSET', key, 'seen', now_text, 'tail', now_text, index, counted)
 else
-  call('HSET', key, 'seen', time, 'tail', time, 'sub', length, 'limit', own, index, counted)
+  call('HSET', key, 'seen', now_text, 'tail', now_text, 'sub', length, 'limit', own, index, counted)
   if stored[1] then
-    local gone = {}
-    local first = floor(stored[1] / length) - buckets
-    for number = first, min(first + buckets, index - buckets - 1) do
+    -- Requests that have waited may have left older ones.
+    local gone, last = {}, floor(stored[1] / length)
+    for number = last - 2 * buckets - 1, min(last, index - buckets - 1) do
       gone[#gone + 1] = number
     end
     if gone[1] then

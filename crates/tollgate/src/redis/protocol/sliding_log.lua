@@ -1,94 +1,56 @@
--- SLIDING_WINDOW, the exact log: the twin of sliding_log.rs.
+-- SLIDING_WINDOW, the exact log: the twin of sliding_log.rs, for asks that all fit now. Every other call is for full_log.lua.
 --
 -- A sorted set with one member for each start at which requests were admitted
 --   score   the start in microseconds
 --   member  SUM:COST:LEAD, where SUM is the running sum of all costs, with 16 digits so that it also sorts; COST is of this start; and
 --           start - LEAD, of the newest, is the latest time that this log has seen
--- and, while it holds members that are no longer part of the log, the member SUM:0:0 with the score -inf: permits up to SUM are gone.
--- Sums start again at 2^53, or a key that is never idle would one day run out of them: what is compared is how far apart two are.
---
 -- Numbers of the limit: limit in permits, the window in microseconds, 1 if denied requests count; how long entries are kept in microseconds
--- and how many of those that are older than the window; the same two for as long as an earlier limit still matters, and until when that is
--- in microseconds. Then what single.lua describes; here count 0 only asks when a request could start, and -2 charges `cost`.
+-- and how many of those that are older than the window; the same two for as long as an earlier limit still matters, and until when that is.
 --
--- Returns numbers: how many were admitted; now; the time that counts as now, permits that count, the oldest start that counts (-1: none),
--- the earliest start that keeps the order, all before the first step; and then for each run: how many groups, and for each group how many
--- asks and their start.
-local MEMBER, SUMS = '%016.0f:%.0f:%.0f', 9007199254740992
--- The most members that one call removes: a large log that expires must not hold the server up.
-local TRIM_MAX = 64
-local limit, length, counts_denied, retention, retained, earlier_retention, earlier_retained, lapses_at, position =
-  struct.unpack('>i8i8i8i8i8i8i8i8', numbers, start_position)
+-- Answers with five numbers: 4, now, permits that count, the oldest start that counts (-1: none), and now.
+-- @read
+local limit, length, retention, earlier_retention, lapses_at, _
+own, limit, length, _, retention, _, earlier_retention, _, lapses_at, position =
+  struct.unpack('>I4c0dddddddd', numbers, position)
 if now < lapses_at then
-  retention, retained = earlier_retention, earlier_retained
+  retention = earlier_retention
 end
-
--- From one sum to a later one.
-local function apart(sum, before)
-  return (sum - before) % SUMS
-end
-
--- What a member and its score say: start, sum, cost, lead. Nothing beyond the newest.
-local function parsed(found)
-  if found[1] then
-    local sum, cost, lead = string.match(found[1], '^(%d+):(%d+):(-?%d+)$')
-    if not sum then
-      error('TOLLGATE foreign value: ' .. string.sub(found[1], 1, 64))
-    end
-    return tonumber(found[2]), tonumber(sum), tonumber(cost), tonumber(lead)
+local sum, used, oldest, expired, added = 0, 0, -1, 0, 0
+local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
+if newest[1] then
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if newest[2] - now >= 0 or first[2] == '-inf' then
+    @rare
   end
-end
-local function entry(rank)
-  return parsed(call('ZRANGE', key, rank, rank, 'WITHSCORES'))
-end
-
--- The first rank from `low` to `high` that `holds`, or high + 1. If one does, so do all after it.
-local function bisect(low, high, holds)
-  while low <= high do
-    local middle = floor((low + high) / 2)
-    if holds(middle) then
-      high = middle - 1
-    else
-      low = middle + 1
+  if first[2] - now + length <= 0 then
+    -- The first entries have expired. A few are removed here.
+    expired = call('ZCOUNT', key, '-inf', now - length)
+    first = call('ZRANGE', key, expired, expired, 'WITHSCORES')
+    if expired > 64 or retention > length or not first[1] then
+      @rare
     end
   end
-  return low
-end
-
--- The newest entry; sums of the newest, before the oldest, and of the first member.
-local newest, newest_sum, gone_sum, first_sum, first_cost, is_marked, seen
-local found = call('ZRANGE', key, -1, -1, 'WITHSCORES')
-if found[1] then
-  local start, sum, cost, lead = parsed(found)
-  local first_start
-  first_start, first_sum, first_cost = entry(0)
-  is_marked = first_start == -math.huge
-  newest_sum, gone_sum, seen = sum, is_marked and first_sum or apart(first_sum, first_cost), start - lead
-  newest = { start = start, sum = sum, cost = min(cost, apart(sum, gone_sum)), member = found[1] }
-end
-local function rank_after(instant)
-  return call('ZCOUNT', key, '-inf', string.format('%.0f', instant))
-end
-local function last_rank()
-  return call('ZCARD', key) - 1
-end
-
--- Permits of the entries after an instant; of the first of them its start and cost.
-local function first_after(instant)
-  local after = '(' .. string.format('%.0f', instant)
-  local start, sum, cost = parsed(call('ZRANGEBYSCORE', key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1))
-  if not start then
-    return 0
+  sum, oldest = string.sub(newest[1], 1, 16) + 0, first[2] + 0
+  used = sum - string.sub(first[1], 1, 16) + string.match(first[1], ':(%d+):')
+  -- Sums that start again, an emptied log, a clock that was set back.
+  if used <= 0 or newest[2] - string.match(newest[1], '-?%d+$') - now > 0 then
+    @rare
   end
-  local permits, left = apart(newest_sum, sum) + cost, apart(newest_sum, gone_sum)
-  if permits <= left then
-    return permits, start, cost
-  elseif left == 0 then
-    return 0
-  end
-  -- A window that is longer than this log was kept for comes to members that are no part of it.
-  start, sum = entry(bisect(rank_after(instant), last_rank(), function(rank)
-    return apart(newest_sum, (select(2, entry(rank)))) < left
-  end))
-  return left, start, left - apart(newest_sum, sum)
 end
+-- @reply
+struct.pack('>ddddd', 4, now, used, oldest, now)
+-- @fit
+fit = floor((limit - used - added) / cost)
+if fit < count or count == 0 or sum + added + count * cost > 9007199254740991 then
+  @rare
+end
+-- @spend
+added = added + n * cost
+-- @refund
+@rare
+-- @write
+call('ZADD', key, now_text, string.format('%016.0f:%.0f:0', sum + added, added))
+if expired > 0 then
+  call('ZREMRANGEBYRANK', key, 0, expired - 1)
+end
+@expire(now + retention)

@@ -23,9 +23,14 @@ pub(crate) struct LogView {
 }
 
 impl LogView {
-    pub(crate) fn read(numbers: &mut Reader<'_>) -> Result<Self, StoreError> {
+    /// Reads what a script says of a log, and the starts that follow.
+    pub(crate) fn read<'a>(numbers: &mut Reader<'a>) -> Result<(Self, Starts, Reader<'a>), StoreError> {
+        let count = numbers.next()?;
+        let mut numbers = numbers.split(count.max(0) as usize)?;
         let [time, used, oldest, earliest] = numbers.take()?;
-        Ok(Self { time, used, oldest: (oldest >= 0).then_some(oldest), earliest })
+        let view = Self { time, used, oldest: (oldest >= 0).then_some(oldest), earliest };
+        let starts = Starts { at_once: numbers.is_empty(), groups: 0, many: 0, start: time };
+        Ok((view, starts, numbers))
     }
 
     fn remaining(&self, limit: &Limit) -> i64 {
@@ -72,9 +77,10 @@ impl LogView {
     }
 }
 
-/// The groups of asks with one start, as the script lists them: of the run at hand, those that are left.
-#[derive(Default)]
+/// The groups of asks with one start, as the script lists them: of the run at hand, those that are left. A script that lists none has
+/// admitted all asks at once.
 pub(crate) struct Starts {
+    at_once: bool,
     groups: i64,
     many: i64,
     start: i64,
@@ -82,6 +88,9 @@ pub(crate) struct Starts {
 
 impl Starts {
     pub(crate) fn next(&mut self, numbers: &mut Reader<'_>) -> Result<i64, StoreError> {
+        if self.at_once {
+            return Ok(self.start);
+        }
         if self.many == 0 {
             if self.groups == 0 {
                 self.groups = numbers.next()?;

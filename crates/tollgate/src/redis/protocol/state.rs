@@ -11,8 +11,9 @@ use super::{bucket, calendar_quota, fixed_window, interval_bucket, sliding_count
 use crate::redis::error::StoreError;
 use crate::redis::limit::StoredLimit;
 
-/// Adds the numbers of a limit, for a server whose clock shows about this.
+/// Adds a limit as scripts take it: its text and its numbers, for a server whose clock shows about this.
 pub(super) fn add_parameters(numbers: &mut Numbers, limit: &Limit, about: Timestamp) {
+    numbers.add_text(limit.parameters().to_string().as_bytes());
     match limit {
         Limit::TokenBucket(it) => bucket::parameters(it, LeakyMode::Meter, numbers),
         Limit::LeakyBucket(it) => bucket::parameters(it.room(), it.mode(), numbers),
@@ -24,7 +25,7 @@ pub(super) fn add_parameters(numbers: &mut Numbers, limit: &Limit, about: Timest
     }
 }
 
-/// The numbers of a limit that are the same in every call. Those of a calendar depend on the time.
+/// A limit as scripts take it, if that is the same in every call. The numbers of a calendar depend on the time.
 pub(crate) fn parameters(limit: &Limit) -> Option<Box<[u8]>> {
     if let Limit::CalendarQuota(_) = limit {
         return None;

@@ -3,10 +3,10 @@
 -- Numbers are integers below 2^53, exact in a double; redis.call writes them with 17 digits. Everything is computed before anything is
 -- written: a script that fails has changed nothing.
 local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
-local now
-if ARGV[1] == '' then
+-- The same instant as a text: a number that is stored would be formatted, which takes as long as a whole read.
+local now_text = ARGV[1]
+if now_text == '' then
   local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
-  now = tonumber(ARGV[1])
+  now_text = time[1] .. string.sub('00000', #time[2]) .. time[2]
 end
+local now = now_text + 0

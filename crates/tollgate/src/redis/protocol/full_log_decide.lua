@@ -77,7 +77,7 @@ local popped
 local admitted, changed, reply = 0, false, { time, used, oldest, earliest }
 while position <= #numbers do
   local permits, wait, asked, _
-  permits, wait, asked, _, position = struct.unpack('>i8i8i8i8', numbers, position)
+  permits, wait, asked, _, position = struct.unpack('>dddd', numbers, position)
   if asked == -2 then
     permits = min(permits, 2 * limit - used)
     if permits > 0 then

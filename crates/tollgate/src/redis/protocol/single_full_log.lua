@@ -1,0 +1,9 @@
+-- One log.
+@time
+local key, numbers = KEYS[1], ARGV[2]
+local own, position = nil, 1
+@log
+if changed then
+  save()
+end
+return struct.pack('>ddd', admitted, now, #reply) .. struct.pack(string.rep('>d', #reply), unpack(reply))
