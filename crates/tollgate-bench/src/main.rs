@@ -9,6 +9,7 @@ mod keys;
 mod lease;
 mod load;
 mod log;
+mod mixed;
 mod node;
 mod policy;
 mod redis;

@@ -2,7 +2,9 @@
 //!
 //! The program inherits the core that this process is pinned to.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -108,6 +110,33 @@ impl Nodes {
         report.figure(&format!("{mode}, requests/s"), median(now));
         report.figure(&format!("{mode}, requests/s, {BEFORE}"), median(before));
         Ok(median(ratios))
+    }
+}
+
+/// The times of admissions by algorithm: of this version, and of the earlier one.
+pub(crate) type Admissions = BTreeMap<String, [Vec<u64>; 2]>;
+
+impl Nodes {
+    /// Runs both versions at the same time on one server.
+    pub(crate) fn side_by_side(&self, url: &str, duration: Duration) -> Result<Admissions> {
+        let start = |program: &Path| {
+            let mut command = stopped_with_this_process(program);
+            command.args(["beside", url, "millis", &duration.as_millis().to_string()]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("cannot run the node")
+        };
+        let running = [start(&self.now)?, start(&self.before)?];
+        let mut both = Admissions::new();
+        for (version, process) in running.into_iter().enumerate() {
+            let output = process.wait_with_output()?;
+            let errors = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "a node ended with {}:\n{errors}", output.status);
+            let seen: BTreeMap<String, Vec<u64>> =
+                serde_json::from_slice(&output.stdout).context("a node printed no admissions")?;
+            for (algorithm, times) in seen {
+                both.entry(algorithm).or_default()[version] = times;
+            }
+        }
+        Ok(both)
     }
 }
 

@@ -19,6 +19,7 @@ use tollgate::{
 
 use crate::four_leased;
 use crate::keys::Random;
+use crate::mixed;
 use crate::node::{BEFORE, Nodes};
 use crate::redis::{LOAD_CORE, cpu, engine, on_one_core, own_cpu, pin, server};
 use crate::report::{Options, Report, median};
@@ -53,13 +54,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// So many rounds of so long.
 type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
 
-/// Requests with several limits.
-const SETS: [(&str, Scenario); 5] = [
+/// Requests with several limits, and nodes that do not agree.
+const SETS: [(&str, Scenario); 7] = [
     ("hot subject", hot_subject),
     ("own and shared", own_and_shared),
     ("four of one subject", four_of_one_subject),
     ("flood on one of four", flood_on_one_of_four),
     ("flood on a shared key", flood_on_a_shared_key),
+    ("toggled", mixed::toggled),
+    ("side by side", mixed::side_by_side),
 ];
 
 /// Requests under way at the same time.

@@ -61,7 +61,7 @@ mod tasks;
 mod verdict;
 
 pub use self::redis::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, KEY_PREFIX, News, REMEMBER_MAX, RedisConfig,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, KeyPrefix, KeyPrefixError, News, REMEMBER_MAX, RedisConfig,
     RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig,
     Version,
 };

@@ -2,6 +2,7 @@
 //!
 //! This source is also compiled against an earlier commit, with the feature `before`: a few types had other names there.
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -13,9 +14,9 @@ use tollgate::rules::{
     ALL_KEYS, Descriptors, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule, RuleLimit, RuleLimits,
 };
 use tollgate::{
-    Ask, Clock, Consistency, FixedWindow, GuardConfig, Limit, LimitSettings,
-    MemoryConfig, MemoryEngine, MemoryLimiter, PolicyLimiter, Rate, RedisConfig, RedisEngine, RedisLimiter,
-    SlidingCounter, TokenBucket,
+    Ask, Clock, Consistency, FixedWindow, GuardConfig, LeakyBucket, LeakyMode, Limit, LimitSettings,
+    MemoryConfig, MemoryEngine, MemoryLimiter, Micros, PolicyLimiter, Rate, RedisConfig, RedisEngine,
+    RedisLimiter, SlidingCounter, SlidingLog, TokenBucket,
 };
 
 #[cfg(feature = "before")]
@@ -36,7 +37,12 @@ fn main() -> Result<()> {
         "millis" => End::After(Duration::from_millis(amount)),
         other => return Err(format!("unknown unit {other}: checks or millis").into()),
     };
+    if let (Mode::Beside, End::After(duration)) = (mode, end) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(beside(&store, duration));
+    }
     let seen = match mode {
+        Mode::Beside => return Err("admissions beside others are made for some time".into()),
         Mode::Memory => memory(end)?,
         Mode::Uniform | Mode::Hot | Mode::Exhausted | Mode::Leased | Mode::OwnAndShared | Mode::Four => {
             tokio::runtime::Builder::new_current_thread()
@@ -76,6 +82,8 @@ enum Mode {
     OwnAndShared,
     /// A million users, each with four limits.
     Four,
+    /// One key of each algorithm, asked for as often as possible beside other nodes. Prints when each check was admitted.
+    Beside,
 }
 
 impl FromStr for Mode {
@@ -90,6 +98,7 @@ impl FromStr for Mode {
             "memory" => Ok(Self::Memory),
             "own-and-shared" => Ok(Self::OwnAndShared),
             "four" => Ok(Self::Four),
+            "beside" => Ok(Self::Beside),
             other => Err(format!("unknown mode {other}")),
         }
     }
@@ -103,7 +112,7 @@ impl Mode {
             // A cached denial expires after some time, and then all tasks wait for the store. Under valgrind that comes after few checks:
             // with many tasks the instructions of a check would depend on the speed of the machine.
             Self::Exhausted => 16,
-            Self::Uniform | Self::Leased => 64,
+            Self::Uniform | Self::Leased | Self::Beside => 64,
             Self::Hot | Self::OwnAndShared | Self::Four => 1_024,
         }
     }
@@ -179,7 +188,7 @@ impl Limiter {
             }
             Mode::OwnAndShared => Self::policy(engine, own_and_shared(never_reached))?,
             Mode::Four => Self::policy(engine, four()?)?,
-            Mode::Memory => return Err("the memory engine has no store".into()),
+            Mode::Memory | Mode::Beside => return Err("this mode has limiters of its own".into()),
         })
     }
 
@@ -260,6 +269,48 @@ async fn load(mode: Mode, store: &str, end: End) -> Result<Seen> {
         Some(failed) => Err(failed?.err().unwrap_or_else(|| "a task ended early".into())),
         None => Ok(seen),
     }
+}
+
+/// Asks for one permit after another of one limit of each algorithm, and prints the server's times of all admissions.
+async fn beside(store: &str, duration: Duration) -> Result<()> {
+    const PERMITS: u64 = 500;
+    const WINDOW_MS: u64 = 250;
+    let engine = connect(store).await?;
+    let rate = Rate::new(PERMITS, Micros::from_millis(WINDOW_MS))?;
+    let limits = [
+        Limit::TokenBucket(TokenBucket::new(PERMITS, rate)?),
+        Limit::LeakyBucket(LeakyBucket::new(PERMITS, rate, LeakyMode::Meter)?),
+        Limit::FixedWindow(FixedWindow::new(rate)?),
+        Limit::SlidingLog(SlidingLog::new(rate)?),
+        Limit::SlidingCounter(SlidingCounter::new(rate, 10, true)?),
+    ];
+    let mut tasks = tokio::task::JoinSet::new();
+    let end = Instant::now() + duration;
+    for limit in limits {
+        for _ in 0..Mode::Beside.tasks() / 4 {
+            let name = limit.algorithm().as_lowercase();
+            let limiter = engine.limiter(name, limit);
+            tasks.spawn(async move {
+                let mut admissions = Vec::new();
+                while Instant::now() < end {
+                    let decision = limiter.try_acquire("beside", 1).await?;
+                    if decision.is_admitted() {
+                        admissions.push(decision.at.as_micros());
+                    }
+                    tokio::task::yield_now().await;
+                }
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>((name, admissions))
+            });
+        }
+    }
+    let mut all: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    while let Some(task) = tasks.join_next().await {
+        let (name, admissions) = task??;
+        all.entry(name).or_default().extend(admissions);
+    }
+    let lists = all.iter().map(|(name, times)| format!("{name:?}: {times:?}"));
+    println!("{{{}}}", lists.collect::<Vec<_>>().join(", "));
+    Ok(())
 }
 
 /// An engine whose store answers.

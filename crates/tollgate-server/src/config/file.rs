@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use tollgate::{Rate, Share};
+use tollgate::{KeyPrefix, Rate, Share};
 
 use super::identity::Identity;
 use super::limits::Defaults;
@@ -118,9 +118,11 @@ pub(super) struct Redis {
     /// How long a denial is answered without asking the store again, as long as it can be no other: at most 100ms, within
     /// which resets and refunds by other nodes are seen.
     pub remember_denials: DurationText,
-    /// Whether this node says once a second that it lives, and hears how many do, in `rate_limiter:nodes`: without it, its share
+    /// Whether this node says once a second that it lives, and hears how many do, in `PREFIX:nodes`: without it, its share
     /// of a limit that it decides alone is `guard.local_share`.
     pub count_nodes: bool,
+    /// What heads every key in the store, so that several installations can share one: letters, digits and _ - . : only.
+    pub key_prefix: String,
     /// In place of the one in the address.
     pub username: Option<String>,
     /// In place of the one in the address. Better kept in `password_file` or in TOLLGATE_REDIS__PASSWORD.
@@ -144,6 +146,7 @@ impl Default for Redis {
             require: false,
             remember_denials: DurationText(Duration::from_millis(80)),
             count_nodes: true,
+            key_prefix: KeyPrefix::default().to_string(),
             username: None,
             password: None,
             password_file: None,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tollgate::{MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
+use tollgate::{KeyPrefix, KeyPrefixError, MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
 
 use super::file::{ConfigFile};
 use super::{Store, guard};
@@ -41,6 +41,10 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
     if redis.password.is_some() && redis.password_file.is_some() {
         report("redis.password_file", "redis.password is set, too: leave one of the two out".to_owned());
     }
+    let key_prefix = redis.key_prefix.parse().unwrap_or_else(|why: KeyPrefixError| {
+        report("redis.key_prefix", format!("{why}, not {}", redis.key_prefix));
+        KeyPrefix::default()
+    });
     let breaker = guard::breaker(&file.guard.breaker, report);
     let mut read = |field: &str, path: &Option<std::path::PathBuf>| {
         path.as_deref().and_then(|path| read_bytes(path).map_err(|why| report(field, why)).ok())
@@ -76,6 +80,7 @@ pub(super) fn validate(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) 
         tls: TlsConfig { ca, identity: cert.zip(key) },
         breaker,
         count_nodes: redis.count_nodes,
+        key_prefix,
         remember_denials: redis.remember_denials.0,
         ..RedisConfig::new(url)
     };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{ClientTlsConfig, TlsCertificates};
 use tollgate_core::BreakerConfig;
 
+use super::key_prefix::KeyPrefix;
 use super::node::Entry;
 use super::url::{Shape, StoreUrl};
 use crate::clock::Clock;
@@ -38,8 +39,10 @@ pub struct RedisConfig {
     pub breaker: BreakerConfig,
     /// How long denials are remembered, at most [`REMEMBER_MAX`](super::REMEMBER_MAX). The default leaves time for the call that sees a change.
     pub remember_denials: Duration,
-    /// Whether this node says once a second that it lives, and hears how many do: one more key, `rate_limiter:nodes`.
+    /// Whether this node says once a second that it lives, and hears how many do: one more key, `PREFIX:nodes`.
     pub count_nodes: bool,
+    /// What heads every key in the store.
+    pub key_prefix: KeyPrefix,
     /// The time by which everything is decided, instead of the server's own: for tests and replays.
     pub clock: Option<Clock>,
 }
@@ -70,6 +73,7 @@ impl RedisConfig {
             breaker: BreakerConfig::default(),
             remember_denials: Duration::from_millis(80),
             count_nodes: true,
+            key_prefix: KeyPrefix::default(),
             clock: None,
         }
     }
@@ -90,6 +94,7 @@ impl RedisConfig {
             database: self.url.database,
             connect_timeout: self.connect_timeout,
             connections: self.connections,
+            key_prefix: self.key_prefix.clone(),
             breaker: self.breaker,
             takeovers: Some(Arc::default()),
             patience: self.deadline,

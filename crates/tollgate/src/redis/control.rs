@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::error::StoreError;
 use super::node::Bearings;
 use super::protocol::{self, Order};
-use super::{Inner, KEY_PREFIX, RedisEngine};
+use super::{Inner, RedisEngine};
 
 /// Nobody's request waits for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ impl RedisEngine {
     /// What nodes of this store tell each other.
     pub fn control(&self) -> Control {
         // One slot for both, so that one call sees them together.
-        let keys = ["policy", "tiers"].map(|name| format!("{KEY_PREFIX}:{{control}}:{name}"));
+        let keys = ["policy", "tiers"].map(|name| format!("{}:{{control}}:{name}", self.0.key_prefix));
         Control { inner: Arc::clone(&self.0), keys: Arc::new(keys) }
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tollgate_core::{Limit, Micros};
 
+use super::key_prefix::KeyPrefix;
 use super::lines::LineKey;
 use super::protocol;
-use super::KEY_PREFIX;
 use crate::check::{HashedKey, LimitId};
 use crate::hash::Hash;
 use crate::settings::LimitSettings;
@@ -35,7 +35,7 @@ pub(super) struct StoredLimit {
 impl StoredLimit {
     pub(super) fn new(
         id: LimitId,
-        scope: &str,
+        (prefix, scope): (&KeyPrefix, &str),
         limit: Limit,
         settings: &LimitSettings,
         (deadline, lease_deadline): (Duration, Duration),
@@ -43,7 +43,7 @@ impl StoredLimit {
         let terms = settings.lease_terms(&limit).ok();
         let life = terms.map_or(Micros::ZERO, |terms| terms.life());
         let deadline = settings.on_failure.deadline.unwrap_or(deadline);
-        let prefix: Box<str> = format!("{KEY_PREFIX}:{scope}:").into();
+        let prefix: Box<str> = format!("{prefix}:{scope}:").into();
         Self {
             id,
             limit,

@@ -15,6 +15,7 @@ mod eviction;
 mod exchange;
 mod expiry;
 mod fuse;
+mod key_prefix;
 mod limit;
 mod lines;
 mod node;
@@ -41,6 +42,7 @@ use self::call::Call;
 pub use self::config::{RedisConfig, TlsConfig};
 pub use self::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, News, Version};
 pub use self::error::StoreError;
+pub use self::key_prefix::{KeyPrefix, KeyPrefixError};
 use self::limit::StoredLimit;
 use self::lines::{Done, Entered, LineKey, Lines, Remembering, Step};
 use self::node::Bearings;
@@ -60,9 +62,6 @@ use crate::rate_limiter::RateLimiter;
 use crate::settings::LimitSettings;
 use crate::tasks::{Driver, Leading, Tasks};
 use crate::verdict::{Verdict, Verdicts};
-
-/// Every key in the store begins with this.
-pub const KEY_PREFIX: &str = "rate_limiter";
 
 /// The longest that a denial is remembered: resets, refunds and raised limits on other nodes are seen within this.
 pub const REMEMBER_MAX: Duration = Duration::from_millis(100);
@@ -108,6 +107,7 @@ struct Inner {
     tasks: Tasks,
     deadline: Duration,
     lease_deadline: Duration,
+    key_prefix: KeyPrefix,
     clock: Option<Clock>,
     /// By which leases end: the time that is handed in, or this node's own.
     own_clock: Clock,
@@ -134,7 +134,7 @@ impl RedisEngine {
         let remembering =
             Remembering { longest: config.remember_denials.min(REMEMBER_MAX), clock: config.clock.clone() };
         let routes = Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone());
-        let presence = Presence::new();
+        let presence = Presence::new(&config.key_prefix);
         if config.count_nodes {
             let (presence, routes) = (Arc::clone(&presence), Arc::clone(&routes));
             tasks.keep_running(move || Arc::clone(&presence).keep_up(Arc::clone(&routes)));
@@ -147,6 +147,7 @@ impl RedisEngine {
             tasks,
             deadline: config.deadline,
             lease_deadline: config.lease_deadline,
+            key_prefix: config.key_prefix,
             own_clock: config.clock.clone().unwrap_or_else(Clock::system),
             clock: config.clock,
             counters: Counters::default(),
@@ -157,8 +158,7 @@ impl RedisEngine {
         (Self(Arc::new(inner)), driver)
     }
 
-    /// A limiter over the keys of `scope`: `rate_limiter:SCOPE:KEY` in the store, `rate_limiter:SCOPE_chunks:KEY` for a
-    /// packed log.
+    /// A limiter over the keys of `scope`: `rate_limiter:SCOPE:KEY` in the store, or with another [`KeyPrefix`].
     pub fn limiter(&self, scope: &str, limit: Limit) -> RedisLimiter {
         self.limiter_with(scope, limit, &LimitSettings::default())
     }
@@ -171,12 +171,12 @@ impl RedisEngine {
     }
 
     fn add(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> Arc<StoredLimit> {
-        let Inner { deadline, lease_deadline, routes, limits, added, .. } = &*self.0;
+        let Inner { deadline, lease_deadline, routes, limits, added, key_prefix, .. } = &*self.0;
         if settings.failover_guard {
             routes.want_takeovers();
         }
         let id = LimitId(added.fetch_add(1, Ordering::Relaxed));
-        limits.insert(id, StoredLimit::new(id, scope, limit, settings, (*deadline, *lease_deadline)))
+        limits.insert(id, StoredLimit::new(id, (key_prefix, scope), limit, settings, (*deadline, *lease_deadline)))
     }
 
     /// Whether limits of different subjects may be on different servers, so that one call cannot decide on them together.

@@ -23,6 +23,7 @@ use super::eviction::{evicts, maxmemory_policy};
 use super::expiry::{blocks_on_expiry, warn_of_blocking_expiry};
 use super::fuse::{Crossing, Fuse};
 use super::reach::Reach;
+use super::key_prefix::KeyPrefix;
 use super::protocol::{SCRIPTS, Script};
 use super::takeover::{Takeover, Takeovers};
 use super::url::Address;
@@ -38,6 +39,8 @@ pub(super) struct Entry {
     pub(super) connect_timeout: Duration,
     /// Connections to each server.
     pub(super) connections: usize,
+    /// What heads every key.
+    pub(super) key_prefix: KeyPrefix,
     /// Whether servers must say that they are primaries.
     pub(super) primaries_only: bool,
     /// When a server that fails is left alone.
@@ -611,7 +614,7 @@ impl Node {
     async fn probe_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let mut probe = Pipeline::new();
         probe.cmd("SCRIPT").arg("LOAD").arg(&SCRIPTS.probe.source);
-        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(0);
+        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(0).arg(format!("{}:probe", self.entry.key_prefix));
         let answer = connection.send_packed_commands(&probe, 1, 1).await?.pop().unwrap_or(Value::Nil);
         let error = match single(Ok(answer)) {
             // Without a privilege nothing will be decided.

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::{Instant, sleep};
 
+use super::key_prefix::KeyPrefix;
 use super::node::{Bearings, jittered};
+use super::protocol;
 use super::routes::Routes;
-use super::{KEY_PREFIX, protocol};
 
 /// How often a node says that it lives.
 const SAY_EVERY: Duration = Duration::from_secs(1);
@@ -22,6 +23,8 @@ const COUNTS_FOR: Duration = Duration::from_secs(5);
 /// This node among the others.
 pub(super) struct Presence {
     id: String,
+    /// The key that nodes say it under.
+    key: String,
     /// How many there were when the store last said so; 0 if it never has.
     nodes: AtomicU32,
     /// While the store speaks of fewer: since when, without a gap, and the most that it spoke of.
@@ -38,11 +41,12 @@ struct Fewer {
 
 impl Presence {
     /// A node that nobody has heard of yet.
-    pub(super) fn new() -> Arc<Self> {
+    pub(super) fn new(prefix: &KeyPrefix) -> Arc<Self> {
         let mut id = [0; 16];
         // Without randomness some nodes would count as one, and each would take a larger share of a limit.
         getrandom::fill(&mut id).expect("the operating system gives random numbers");
         Arc::new(Self {
+            key: format!("{prefix}:nodes"),
             id: format!("{:032x}", u128::from_be_bytes(id)),
             nodes: AtomicU32::new(0),
             fewer: Mutex::new(None),
@@ -62,11 +66,11 @@ impl Presence {
 
     /// Says and hears it, again and again.
     pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
-        let key = format!("{KEY_PREFIX}:nodes");
+        let key = &self.key;
         loop {
-            let say = |to: Bearings| protocol::live(&key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
+            let say = |to: Bearings| protocol::live(key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
             let begun = Instant::now();
-            if let Ok(Value::Int(nodes)) = routes.tell(&key, begun + SAY_WITHIN, say).await {
+            if let Ok(Value::Int(nodes)) = routes.tell(key, begun + SAY_WITHIN, say).await {
                 *self.said.lock() = Some(begun);
                 self.hear(u32::try_from(nodes).unwrap_or(u32::MAX), Instant::now());
             }
@@ -100,7 +104,7 @@ mod tests {
 
     #[test]
     fn more_nodes_count_at_once_and_fewer_only_after_all_had_time_to_speak() {
-        let (presence, start) = (Presence::new(), Instant::now());
+        let (presence, start) = (Presence::new(&KeyPrefix::default()), Instant::now());
         let hear = |secs: u64, nodes| {
             presence.hear(nodes, start + Duration::from_secs(secs));
             presence.nodes()

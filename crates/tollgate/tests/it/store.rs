@@ -489,3 +489,36 @@ fn a_batch_of_unequal_asks_does_not_hold_the_server_up() {
         assert!(stats.calls > 30, "they went in many calls: {stats:?}");
     });
 }
+
+#[test]
+fn installations_with_different_key_prefixes_on_one_cluster_never_meet() {
+    run(async {
+        let cluster = Cluster::start();
+        let with_prefix = |prefix: &str| {
+            let prefix = prefix.parse().unwrap();
+            engine_with(&cluster.url(), |config| config.key_prefix = prefix)
+        };
+        let [shop, bank] = ["shop", "bank:eu"].map(with_prefix);
+        for number in 0..20 {
+            let key = format!("user:{number}");
+            for engine in [&shop, &bank] {
+                assert_eq!(slow_bucket(engine).try_acquire(&key, 60).await.unwrap().remaining, 40, "{key}");
+            }
+        }
+        slow_bucket(&shop).reset("user:0").await.unwrap();
+        assert_eq!(slow_bucket(&bank).remaining("user:0").await.unwrap(), 40);
+        let nothing = tollgate::Version::default();
+        shop.control().push_policy(&nothing, Some("rules: []")).await.unwrap();
+        let news = bank.control().news(&nothing, &nothing).await.unwrap();
+        assert_eq!((news.policy_version, news.policy), (nothing, None), "a policy of the other installation");
+        until("both count themselves only", async || shop.nodes() == Some(1) && bank.nodes() == Some(1)).await;
+        let mut heads = std::collections::BTreeSet::new();
+        for address in cluster.nodes() {
+            for key in cluster.node(address).cli(&["KEYS", "*"]).lines() {
+                heads.insert(key.rsplit_once(":user:").map_or(key, |(head, _)| head).to_owned());
+            }
+        }
+        assert!(heads.iter().all(|key| key.starts_with("shop:") || key.starts_with("bank:eu:")), "{heads:?}");
+        assert!(heads.contains("shop:token_bucket") && heads.contains("bank:eu:token_bucket"), "{heads:?}");
+    });
+}

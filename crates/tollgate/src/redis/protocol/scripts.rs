@@ -45,7 +45,7 @@ const BUCKET: &str = include_str!("bucket.lua");
 const FULL_LOG: [&str; 2] = [include_str!("full_log.lua"), include_str!("full_log_decide.lua")];
 const SINGLE_FULL_LOG: &str = include_str!("single_full_log.lua");
 const SET_FULL_LOG: &str = include_str!("set_full_log.lua");
-const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', 'rate_limiter:probe', 1)";
+const PROBE: &str = "redis.call('TIME') return redis.call('PEXPIRE', ARGV[1], 1)";
 
 const ALGORITHMS: usize = 7;
 /// The algorithms by [`kind`] - 1.
