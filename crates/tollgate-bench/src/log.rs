@@ -12,8 +12,8 @@ use redis::{Connection, Value};
 use tollgate::algorithm::SUB_BUCKETS_MAX;
 use tollgate::rules::{CHECKS_MAX, WORK_MAX};
 use tollgate::{
-    Ask, Backend, Check, Clock, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter,
-    SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+    Ask, Backend, Check, Clock, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
+    SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{RedisServer, ServerProgram};
 

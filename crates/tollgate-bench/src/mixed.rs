@@ -54,7 +54,10 @@ pub(crate) fn toggled(report: &mut Report, rounds: usize, duration: Duration) ->
         late_alike.push(alike.late_percent());
         excess = excess.max(beyond);
     }
-    report.figure("limit toggled on half of the nodes, past the deadline with all alike, %", median(late_alike));
+    report.figure(
+        "limit toggled on half of the nodes, past the deadline with all alike, %",
+        median(late_alike),
+    );
     let late = median(late);
     report.bar("limit toggled on half of the nodes, past the deadline, %", late, late <= 0.5, "<= 0.5");
     report.bar("limit toggled on half of the nodes, excess", excess as f64, excess == 0, "0");

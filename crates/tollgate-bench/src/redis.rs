@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
-    SlidingLog, TokenBucket,
+    Ask, FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    SlidingCounter, SlidingLog, TokenBucket,
 };
 use tollgate_testkit::{Process, RedisServer, wait_until};
 

@@ -55,7 +55,9 @@ pub(crate) fn run(report: &mut Report, _: usize, duration: Duration) -> Result<(
         let ours = checks.instructions(|count| count_own(limit, count))?;
         let theirs = checks.instructions(|count| count_plain(plain, count))?;
         let ratio = theirs / ours;
-        println!("  {name}: tollgate's {ours:.0} instructions a check, the plain one {theirs:.0}: {ratio:.2}");
+        println!(
+            "  {name}: tollgate's {ours:.0} instructions a check, the plain one {theirs:.0}: {ratio:.2}"
+        );
         report.figure(&format!("script, {name}, instructions"), ours);
         report.figure(&format!("plain script, {name}, instructions"), theirs);
         let what = format!("script, {name}, against the plain one");
@@ -77,7 +79,11 @@ impl Counted {
         let socket = directory.path().join("socket");
         let mut command = stopped_with_this_process("valgrind");
         command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "redis-server"]);
-        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory.path());
+        command
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(&socket)
+            .arg("--dir")
+            .arg(directory.path());
         command.stdout(std::process::Stdio::null());
         command.stderr(std::fs::File::create(directory.path().join("count"))?);
         let process = command.spawn().context("cannot run valgrind")?;

@@ -61,9 +61,9 @@ mod tasks;
 mod verdict;
 
 pub use self::redis::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, KeyPrefix, KeyPrefixError, News, REMEMBER_MAX, RedisConfig,
-    RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError, TlsConfig,
-    Version,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, KeyPrefix, KeyPrefixError, News, REMEMBER_MAX,
+    RedisConfig, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError,
+    TlsConfig, Version,
 };
 pub use backend::{Backend, Deadlines, Lent, Store, Wanted};
 pub use check::{Check, HashedKey, LimitId};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate::{KeyPrefix, KeyPrefixError, MemoryConfig, REMEMBER_MAX, RedisConfig, StoreUrl, TlsConfig};
 
-use super::file::{ConfigFile};
+use super::file::ConfigFile;
 use super::{Store, guard};
 
 /// Keys in memory: 48 GB, more than one node of a rate limiter should lose when it restarts.

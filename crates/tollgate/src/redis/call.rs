@@ -9,11 +9,11 @@ use tollgate_core::{Outcome, Timestamp};
 
 use super::Inner;
 use super::error::StoreError;
-use super::limit::StoredLimit;
-use super::lines::{Batch, Done, LineKey, Remembered, Step, Waiter};
 use super::evaluate::{Evaluated, Memory};
 use super::evaluate_sets::SetsEvaluated;
 use super::exchange::{Changes, Exchanged, Questions};
+use super::limit::StoredLimit;
+use super::lines::{Batch, Done, LineKey, Remembered, Step, Waiter};
 use super::protocol::{self, Change, Question, wanted};
 use super::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
 use crate::backend::Lent;

@@ -156,10 +156,20 @@ fn evaluate_set(
 /// A state that sets are evaluated on.
 enum Evaluating<'a, 'n> {
     /// `next` is the state after the ask that was looked at last.
-    State { limit: &'a Limit, state: State, next: Option<State> },
-    Log { limit: &'a Limit, log: LogEvaluating<'n> },
+    State {
+        limit: &'a Limit,
+        state: State,
+        next: Option<State>,
+    },
+    Log {
+        limit: &'a Limit,
+        log: LogEvaluating<'n>,
+    },
     /// A log on which a script decides later.
-    Assumed { limit: &'a Limit, outcome: Outcome },
+    Assumed {
+        limit: &'a Limit,
+        outcome: Outcome,
+    },
 }
 
 struct LogEvaluating<'n> {

@@ -27,13 +27,7 @@ pub(super) trait Exchange {
     type Result;
 
     /// The call that does it on a plain state, or on a log in every state, or reads the state.
-    fn call(
-        &self,
-        limit: &StoredLimit,
-        key: (Kind, &str),
-        doubt: Option<Doubt>,
-        to: Bearings,
-    ) -> Command;
+    fn call(&self, limit: &StoredLimit, key: (Kind, &str), doubt: Option<Doubt>, to: Bearings) -> Command;
 
     /// The result of that call.
     fn decided(
@@ -60,13 +54,7 @@ pub(super) struct Questions<'a>(pub(super) &'a [Question]);
 impl Exchange for Questions<'_> {
     type Result = Evaluated;
 
-    fn call(
-        &self,
-        limit: &StoredLimit,
-        key: (Kind, &str),
-        doubt: Option<Doubt>,
-        to: Bearings,
-    ) -> Command {
+    fn call(&self, limit: &StoredLimit, key: (Kind, &str), doubt: Option<Doubt>, to: Bearings) -> Command {
         protocol::ask(limit, key, self.0, doubt, to)
     }
 
@@ -156,8 +144,7 @@ impl Inner {
         exchange: &E,
         deadline: Instant,
     ) -> Result<Exchanged<E::Result>, StoreError> {
-        let (slot, is_log) =
-            (self.routes.slot(&line.key), matches!(limit.limit, Limit::SlidingLog(_)));
+        let (slot, is_log) = (self.routes.slot(&line.key), matches!(limit.limit, Limit::SlidingLog(_)));
         // That of the server that has answered: each one that is tried has its own.
         let doubt = Mutex::new(None);
         let mut pending: Option<Pending<E::Result>> = None;

@@ -47,9 +47,9 @@ use self::limit::StoredLimit;
 use self::lines::{Done, Entered, LineKey, Lines, Remembering, Step};
 use self::node::Bearings;
 use self::presence::Presence;
+use self::protocol::{Change, Command, Question};
 pub use self::routes::ServerStatus;
 use self::routes::{Reply, Routes};
-use self::protocol::{Change, Command, Question};
 use self::url::Shape;
 pub use self::url::{StoreUrl, StoreUrlError};
 use crate::backend::{Backend, Deadlines, Lent, Store, Wanted};
@@ -176,7 +176,10 @@ impl RedisEngine {
             routes.want_takeovers();
         }
         let id = LimitId(added.fetch_add(1, Ordering::Relaxed));
-        limits.insert(id, StoredLimit::new(id, (key_prefix, scope), limit, settings, (*deadline, *lease_deadline)))
+        limits.insert(
+            id,
+            StoredLimit::new(id, (key_prefix, scope), limit, settings, (*deadline, *lease_deadline)),
+        )
     }
 
     /// Whether limits of different subjects may be on different servers, so that one call cannot decide on them together.

@@ -22,9 +22,9 @@ use super::error::{StoreError, connect_error, is_refusal};
 use super::eviction::{evicts, maxmemory_policy};
 use super::expiry::{blocks_on_expiry, warn_of_blocking_expiry};
 use super::fuse::{Crossing, Fuse};
-use super::reach::Reach;
 use super::key_prefix::KeyPrefix;
 use super::protocol::{SCRIPTS, Script};
+use super::reach::Reach;
 use super::takeover::{Takeover, Takeovers};
 use super::url::Address;
 

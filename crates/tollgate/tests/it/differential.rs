@@ -8,9 +8,8 @@ use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
     Ask, Backend, Calendar, CalendarQuota, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket,
-    LeakyMode, Limit, LimitId, LimitSettings, MemoryConfig, MemoryEngine, MemoryLimiter, Micros,
-    Rate, RedisConfig, RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp,
-    TokenBucket,
+    LeakyMode, Limit, LimitId, LimitSettings, MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Rate,
+    RedisConfig, RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Backend, Check, Limit, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
-    StoreError, TlsConfig, TokenBucket,
+    Backend, Check, Limit, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError,
+    TlsConfig, TokenBucket,
 };
 use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
 
@@ -511,7 +511,8 @@ fn installations_with_different_key_prefixes_on_one_cluster_never_meet() {
         shop.control().push_policy(&nothing, Some("rules: []")).await.unwrap();
         let news = bank.control().news(&nothing, &nothing).await.unwrap();
         assert_eq!((news.policy_version, news.policy), (nothing, None), "a policy of the other installation");
-        until("both count themselves only", async || shop.nodes() == Some(1) && bank.nodes() == Some(1)).await;
+        until("both count themselves only", async || shop.nodes() == Some(1) && bank.nodes() == Some(1))
+            .await;
         let mut heads = std::collections::BTreeSet::new();
         for address in cluster.nodes() {
             for key in cluster.node(address).cli(&["KEYS", "*"]).lines() {

@@ -200,7 +200,13 @@ pub(crate) struct Computed<'a> {
 
 impl Numbers {
     /// Adds a state that was computed here.
-    fn add_computed(&mut self, enforced: bool, takers: u64, snapshot: &[u8], write: Option<&(Difference, u64)>) {
+    fn add_computed(
+        &mut self,
+        enforced: bool,
+        takers: u64,
+        snapshot: &[u8],
+        write: Option<&(Difference, u64)>,
+    ) {
         let (set, removed, ttl) = match write {
             Some((Difference { set, removed }, ttl)) => (&set[..], &removed[..], *ttl as i64),
             None => (&[][..], &[][..], 0),

@@ -15,9 +15,8 @@
 --             ARGV[6]: milliseconds that unfinished parts are kept; then field and tier by turns
 --
 -- The number grows with every change, and begins with the time in milliseconds, so that a change after the store has lost its data
--- counts as newer than those before. (Lua writes numbers of up to 14 digits as they are; microseconds have more.) The epoch tells
--- two changes apart that have the same number. A store that holds a lower number than a node knows, or none, has lost data: a
--- withdrawn policy leaves its number behind.
+-- counts as newer. (Lua writes numbers of up to 14 digits as they are.) The epoch tells two changes apart that have the same number. A
+-- store that holds a lower number than a node knows, or none, has lost data: a withdrawn policy leaves its number behind.
 --
 -- Returns, for poll, { number and epoch of the policy, its text or '', number and epoch of the tiers, 0 for changes or 1 for all of
 -- them, and those: lines with family, member and tier }; texts only where the store has something else that is not older. Returns else
@@ -35,26 +34,17 @@ local function next_number(key, known)
   if number > 0 then
     return number + 1
   end
-  local now = tonumber(ARGV[1])
-  if not now then
-    local time = call('TIME')
-    now = time[1] * 1000000 + time[2]
-  end
-  return math.floor(now / 1000)
+  local time = call('TIME')
+  return math.floor((tonumber(ARGV[1]) or time[1] * 1000000 + time[2]) / 1000)
 end
 
 local op = ARGV[2]
-if op == 'push' then
-  local number = next_number(KEYS[1], ARGV[3])
+if op == 'push' or op == 'keep' and number_of(KEYS[1]) < tonumber(ARGV[3]) then
+  local number = op == 'push' and next_number(KEYS[1], ARGV[3]) or tonumber(ARGV[3])
   call('HSET', KEYS[1], 'number', number, 'epoch', ARGV[4], 'text', ARGV[5])
   return number
 elseif op == 'keep' then
-  local number = number_of(KEYS[1])
-  if number < tonumber(ARGV[3]) then
-    call('HSET', KEYS[1], 'number', ARGV[3], 'epoch', ARGV[4], 'text', ARGV[5])
-    number = tonumber(ARGV[3])
-  end
-  return number
+  return number_of(KEYS[1])
 elseif op == 'restore' then
   local number = number_of(KEYS[2])
   if number >= tonumber(ARGV[3]) then
@@ -100,10 +90,8 @@ local function is_news(stored, number, epoch)
   local known = tonumber(number)
   return stored[1] > known or stored[1] == known and stored[2] ~= epoch
 end
-
 local function version_of(key)
-  local stored = call('HMGET', key, 'number', 'epoch')
-  return { tonumber(stored[1] or '0'), stored[2] or '' }
+  return { number_of(key), call('HMGET', key, 'epoch')[1] or '' }
 end
 
 local policy, tiers = version_of(KEYS[1]), version_of(KEYS[2])

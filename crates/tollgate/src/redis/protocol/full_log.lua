@@ -1,6 +1,6 @@
 -- The log of sliding_log.lua in every state: denials, reservations, refunds, a clock that was set back.
 --
--- Besides the members described there it may hold members that are no longer part of the log, the member SUM:0:0 with the score -inf: permits up to SUM are gone.
+-- It may hold members that are no longer part of the log: then the member SUM:0:0 with the score -inf says that permits up to SUM are gone.
 -- Sums start again at 2^53, or a key that is never idle would one day run out of them: what is compared is how far apart two are.
 --
 -- Numbers of the limit: limit in permits, the window in microseconds, 1 if denied requests count; how long entries are kept in microseconds

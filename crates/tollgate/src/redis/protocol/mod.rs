@@ -21,8 +21,8 @@ use tollgate_core::{Ask, Limit, Micros, Timestamp};
 
 pub(super) use self::bucket::lender;
 pub(super) use self::command::{
-    Command, Computed, Kind, Order, ask, ask_sets, change, commit, commit_sets, control, forget, is_lending, live,
-    read, wanted, wire,
+    Command, Computed, Kind, Order, ask, ask_sets, change, commit, commit_sets, control, forget, is_lending,
+    live, read, wanted, wire,
 };
 pub(super) use self::fields::{Difference, Fields, Snapshots};
 pub(super) use self::numbers::{Reader, Reply};
