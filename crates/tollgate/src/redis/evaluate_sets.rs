@@ -27,9 +27,12 @@ pub(super) fn evaluate_sets(
     mut numbers: Reader<'_>,
 ) -> Result<SetsEvaluated, StoreError> {
     let mut taken = numbers.split(call.groups.len())?;
-    let states = call.states.iter().map(|member| match member.limit() {
-        limit @ Limit::SlidingLog(_) => Evaluating::log(limit, &mut numbers),
-        limit => Ok(Evaluating::state(limit, plain_state(limit, false, &mut numbers)?)),
+    let states = call.states.iter().map(|member| {
+        let limit = member.limit();
+        if let Limit::SlidingLog(_) = limit {
+            return Evaluating::log(limit, &mut numbers);
+        }
+        Ok(Evaluating::state(limit, plain_state(limit, false, &mut numbers)?))
     });
     let mut states = states.collect::<Result<Vec<_>, _>>()?;
     let (answers, _) = evaluate_groups(call, &mut states, now, Some(&mut taken))?;

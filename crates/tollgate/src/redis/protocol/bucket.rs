@@ -84,7 +84,12 @@ pub(super) fn fields(it: &TokenBucket, names: Names, state: &State, fields: &mut
             }
             &lent.bucket
         }
-        _ => return,
+        State::Interval(_)
+        | State::Window(_)
+        | State::Log(_)
+        | State::Counter(_)
+        | State::Calendar(_)
+        | State::Carried(_) => return,
     };
     let (unit, tick) = (it.unit() as i64, it.tick() as i64);
     let amount = if names.is_water { it.capacity() as i64 * unit - bucket.level } else { bucket.level };

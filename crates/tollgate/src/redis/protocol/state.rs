@@ -62,11 +62,11 @@ pub(crate) struct Stored {
 /// The state that stored fields stand for.
 pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<Stored, String> {
     let limit = &asking.limit;
-    let text = match limit {
-        Limit::SlidingCounter(it) if fields.get("limit").is_none() => {
+    let text = match (fields.get("limit"), limit) {
+        (None, Limit::SlidingCounter(it)) => {
             Some(Cow::Owned(sliding_counter::limit_of_old_state(it, fields)?))
         }
-        _ => fields.get("limit").map(Cow::Borrowed),
+        (text, _) => text.map(Cow::Borrowed),
     };
     let (under, over) = written_under(asking, text.as_deref())?;
     let state = match &under {
@@ -140,9 +140,10 @@ pub(crate) fn write(
         let forgone = beside.forgone.iter().map(|it| format!(" {} {}", it.start, it.units));
         fields.set("forgone", forgone.collect::<String>());
     }
-    let is_known = |name: &str| match &limit.limit {
-        Limit::SlidingCounter(_) => sliding_counter::is_optional(name),
-        _ => bucket::is_optional(name),
+    let is_counter = matches!(limit.limit, Limit::SlidingCounter(_));
+    let is_known = |name: &str| match is_counter {
+        true => sliding_counter::is_optional(name),
+        false => bucket::is_optional(name),
     };
     let matters = limit.limit.full_at(state).as_micros().saturating_sub(now.as_micros());
     (fields.differences(stored, is_known), matters.div_ceil(1_000) + 1_000)
