@@ -57,6 +57,8 @@ fn on_server(report: &mut Report, name: &str, program: ServerProgram, quick: boo
         let mut calls = runtime.block_on(Calls::new(&server))?;
         let log = OneLog { limiter: calls.limiter(log_limit(*size)), size: *size };
         bar(format!("log growing to {size} entries"), calls.grow(&log, rounds.min(5))?);
+        let bytes = calls.bytes()?;
+        println!("         a log of {size} entries takes {bytes} bytes");
         for (what, call) in CALLS {
             let us = runtime.block_on(calls.shortest(&log, rounds, call))?;
             bar(format!("log of {size} entries, {what}"), us);
@@ -182,6 +184,12 @@ impl Calls {
         Ok(longest.unwrap_or(NOTED_US as i64) as f64)
     }
 
+    /// Bytes that the log takes.
+    fn bytes(&mut self) -> Result<u64> {
+        let mut usage = redis::cmd("MEMORY");
+        Ok(usage.arg("USAGE").arg(KEY).arg("SAMPLES").arg(0).query(&mut self.connection)?)
+    }
+
     /// Script calls that took long, by the time that was handed in.
     fn noted(&mut self) -> Result<HashMap<Vec<u8>, i64>> {
         // Number, time, duration, command.
@@ -272,5 +280,5 @@ impl Calls {
 
 /// Whether a script has answered that it admitted one ask: numbers of which the first is 1.
 fn is_admission(answer: &Value) -> bool {
-    matches!(answer, Value::BulkString(numbers) if numbers.starts_with(&1_i64.to_be_bytes()))
+    matches!(answer, Value::BulkString(numbers) if numbers.starts_with(&1_f64.to_be_bytes()))
 }

@@ -215,7 +215,11 @@ impl Inner {
         call: &SetCall<'_>,
         deadline: Instant,
     ) -> Result<Exchanged<SetsEvaluated>, StoreError> {
-        let pending = match self.exchange_sets(call, None, deadline).await? {
+        let mut first = self.exchange_sets(call, Kind::Plain, None, deadline).await?;
+        if call.has_logs() && matches!(first, NextSets::Commit(_)) {
+            first = self.exchange_sets(call, Kind::FullLog, None, deadline).await?;
+        }
+        let pending = match first {
             NextSets::Done(exchanged) => return Ok(exchanged),
             NextSets::Commit(pending) => pending,
         };
@@ -232,7 +236,7 @@ impl Inner {
             for _ in 0..*count {
                 let one = SetCall::one(set);
                 let Exchanged { result, sent, received } =
-                    match self.exchange_sets(&one, None, deadline).await? {
+                    match self.exchange_sets(&one, Kind::FullLog, None, deadline).await? {
                         NextSets::Done(exchanged) => exchanged,
                         NextSets::Commit(pending) => self.commit_sets(&one, pending, deadline).await?,
                     };
@@ -255,7 +259,7 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Exchanged<SetsEvaluated>, StoreError> {
         loop {
-            match self.exchange_sets(call, Some(pending), deadline).await? {
+            match self.exchange_sets(call, Kind::FullLog, Some(pending), deadline).await? {
                 NextSets::Done(exchanged) => return Ok(exchanged),
                 NextSets::Commit(next) => pending = next,
             }
@@ -266,6 +270,7 @@ impl Inner {
     async fn exchange_sets(
         &self,
         call: &SetCall<'_>,
+        kind: Kind,
         pending: Option<PendingSets>,
         deadline: Instant,
     ) -> Result<NextSets, StoreError> {
@@ -291,7 +296,7 @@ impl Inner {
                 }
                 // Another server has taken over meanwhile.
                 (Some(_), _) => protocol::read(call.keys(), to),
-                (None, _) => protocol::ask_sets(call, &doubted, to),
+                (None, _) => protocol::ask_sets(call, kind, &doubted, to),
             };
             *doubts.lock() = doubted;
             command

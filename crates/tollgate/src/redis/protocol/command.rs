@@ -256,7 +256,7 @@ impl Numbers {
 
 /// The call that writes one state that was computed here, if it is still the one that it was computed from.
 pub(crate) fn commit(key: &str, snapshot: &[u8], write: &(Difference, u64), to: Bearings) -> Command {
-    let mut command = evalsha(&SCRIPTS.commit, [key].into_iter(), to.now);
+    let mut command = evalsha(&SCRIPTS.full_set, [key].into_iter(), to.now);
     // One group of one set with one state.
     let mut numbers = Numbers(vec![0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);
     numbers.add_computed(true, 1, snapshot, Some(write));
@@ -265,8 +265,12 @@ pub(crate) fn commit(key: &str, snapshot: &[u8], write: &(Difference, u64), to: 
 }
 
 /// The call that decides sets of limits: of each all are taken, or none.
-pub(crate) fn ask_sets(call: &SetCall<'_>, doubts: &[Option<Doubt>], to: Bearings) -> Command {
-    let mut command = evalsha(&SCRIPTS.set, call.keys(), to.now);
+pub(crate) fn ask_sets(call: &SetCall<'_>, kind: Kind, doubts: &[Option<Doubt>], to: Bearings) -> Command {
+    let script = match kind {
+        Kind::Plain => &SCRIPTS.set,
+        Kind::FullLog => &SCRIPTS.full_set,
+    };
+    let mut command = evalsha(script, call.keys(), to.now);
     let mut numbers = Numbers::of_groups(call);
     for ((member, doubt), askers) in call.states.iter().zip(doubts).zip(call.askers()) {
         numbers.add_state(member, askers, *doubt, to.about);
@@ -282,7 +286,7 @@ pub(crate) fn commit_sets(
     (snapshots, at): (&Snapshots, Timestamp),
     to: Bearings,
 ) -> Command {
-    let mut command = evalsha(&SCRIPTS.commit, call.keys(), to.now);
+    let mut command = evalsha(&SCRIPTS.full_set, call.keys(), to.now);
     let mut numbers = Numbers::of_groups(call);
     for (((number, member), computed), askers) in
         call.states.iter().enumerate().zip(computed).zip(call.askers())

@@ -21,8 +21,8 @@ pub(crate) struct Scripts {
     pub(super) full_log: Script,
     /// Decides on sets of limits.
     pub(super) set: Script,
-    /// Writes states of sets that were computed here, and decides on logs that are not plain.
-    pub(super) commit: Script,
+    /// The same with logs that are not plain, and with states that were computed here, which it writes.
+    pub(super) full_set: Script,
     /// Reads states.
     pub(super) read: Script,
     /// Finds out whether scripts may read the time and then write.
@@ -80,11 +80,12 @@ pub(super) const fn kind(limit: &Limit) -> u8 {
 impl Scripts {
     fn compose() -> Self {
         let bodies = BODIES.map(|(text, names)| Text(text).with_names(names));
-        let mut algorithms = String::new();
-        for (number, text) in bodies.iter().enumerate() {
-            let with_sections = Text(SET_ALGORITHM).with_sections(text);
-            algorithms += &with_sections.replace("@kind", &(number + 1).to_string());
-        }
+        let branches: [String; ALGORITHMS] = std::array::from_fn(|number| {
+            let with_sections = Text(SET_ALGORITHM).with_sections(&bodies[number]);
+            with_sections.replace("@kind", &(number + 1).to_string())
+        });
+        // The log is the last one.
+        let hashes = branches[..ALGORITHMS - 1].concat();
         let full_log = FULL_LOG.concat();
         let lend_of = |names| finish(&Text(LEND).with_names(names), RARE);
         // A state that is not plain ends the function that reads it; the fields are read behind it.
@@ -99,8 +100,8 @@ impl Scripts {
                 .map(|text| Script::new(finish(&Text(SINGLE).with_sections(text), RARE))),
             lend: [TOKENS, WATER].map(|names| Script::new(lend_of(names))),
             full_log: Script::new(finish(&SINGLE_FULL_LOG.replace("@log", &full_log), "")),
-            set: set_of(&algorithms),
-            commit: set_of(&SET_FULL_LOG.replace("@log", &full_log)),
+            set: set_of(&branches.concat()),
+            full_set: set_of(&format!("{hashes}{}", SET_FULL_LOG.replace("@log", &full_log))),
             read: Script::new(format!("{TIME}{RARE}")),
             probe: Script::new(PROBE.to_owned()),
             presence: Script::new(include_str!("presence.lua").to_owned()),
@@ -120,7 +121,7 @@ impl Scripts {
 
     /// All but the probe: what a server must know before it is asked.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Script> {
-        let others = [&self.full_log, &self.set, &self.commit, &self.read, &self.presence, &self.control];
+        let others = [&self.full_log, &self.set, &self.full_set, &self.read, &self.presence, &self.control];
         self.single.iter().chain(&self.lend).chain(others)
     }
 }

@@ -5,7 +5,7 @@
 --          bytes: how many equal sets it has, and how many states of its own. Then for each state
 --            a byte for its algorithm, and one that is 1 if its denial binds the set
 --            numbers of eight bytes: cost, accepted wait, how many sets ask; then its limit, as in single.lua (of a log
---            behind a state that was computed, see set_full_log.lua)
+--            beside states that were computed, as in set_full_log.lua)
 --          or, if the caller has computed the state (byte 0): how many sets take from it, milliseconds to live (0: nothing is written), how
 --          many texts follow of fields to set with their values; how many of fields to remove, the fields that it was computed from, the texts
 --

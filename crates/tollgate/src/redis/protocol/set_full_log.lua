@@ -1,10 +1,13 @@
--- What rare.lua says of it, and when. It is decided at that time, as the other states are, if it is still the same.
 own, position = struct.unpack('>I4c0', numbers, position)
 local limit_numbers = struct.pack('>I4', 0) .. string.sub(numbers, position, position + 63)
-local now
-now, position = struct.unpack('>d', numbers, position + 64)
-if cmsgpack.pack({ call('ZRANGE', key, 0, 0)[1], call('ZRANGE', key, -1, -1)[1] }) ~= own then
-  return
+position = position + 64
+local now = now
+if own ~= '' then
+  -- Beside states that were computed: the time of those, and what rare.lua said of the log then, which must be so still.
+  now, position = struct.unpack('>d', numbers, position)
+  if cmsgpack.pack({ call('ZRANGE', key, 0, 0)[1], call('ZRANGE', key, -1, -1)[1] }) ~= own then
+    return
+  end
 end
 local function log(many)
   local numbers = limit_numbers .. struct.pack('>dddd', cost, wait, many, 0)
