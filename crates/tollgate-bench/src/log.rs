@@ -163,7 +163,7 @@ impl Calls {
                 for number in first..(first + PIPELINE).min(size + 1) {
                     let now = BEGIN_US + number * (WINDOW_US / size);
                     let mut check = redis::cmd("EVALSHA");
-                    check.arg(&sha).arg(1).arg(KEY).arg(now).arg(&argument);
+                    check.arg(&sha).arg(1).arg(KEY).arg(&argument).arg(now);
                     pipeline.add_command(check);
                 }
                 let answers: Vec<Value> = pipeline.query(&mut self.connection)?;
@@ -196,7 +196,7 @@ impl Calls {
         type Noted = (Value, Value, i64, Vec<Vec<u8>>, Value, Value);
         let noted: Vec<Noted> = redis::cmd("SLOWLOG").arg("GET").arg(-1).query(&mut self.connection)?;
         let calls = noted.into_iter().filter(|(_, _, _, command, ..)| command[0] == b"EVALSHA");
-        Ok(calls.map(|(_, _, us, mut command, ..)| (command.swap_remove(4), us)).collect())
+        Ok(calls.map(|(_, _, us, mut command, ..)| (command.swap_remove(5), us)).collect())
     }
 
     /// The shortest time of a call on the log that was kept aside.

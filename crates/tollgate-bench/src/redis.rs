@@ -249,10 +249,10 @@ fn own_command(server: &RedisServer) -> Result<Vec<String>> {
         Ok(limiter.wire(Ask::of(1)))
     })?;
     let bytes: String = argument.iter().map(|byte| format!("\\{byte:03}")).collect();
-    let written_in = format!("local ARGV = {{ ARGV[1], '{bytes}' }}\n{script}");
+    let written_in = format!("local ARGV = {{ '{bytes}' }}\n{script}");
     let sha = server.cli(&["SCRIPT", "LOAD", &written_in]).trim().to_owned();
     let key = "rate_limiter:token_bucket:user:__rand_int__";
-    let words = ["EVALSHA", &sha, "1", key, "", &"x".repeat(argument.len())];
+    let words = ["EVALSHA", &sha, "1", key, &"x".repeat(argument.len())];
     Ok(words.map(str::to_owned).into())
 }
 

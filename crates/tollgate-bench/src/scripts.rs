@@ -133,7 +133,7 @@ fn count_own(limit: Limit, count: u64) -> Result<u64> {
         let (engine, _driver) = RedisEngine::new(config);
         Ok(engine.limiter("bench", limit).wire(Ask::of(1)))
     })?;
-    server.call(script, &[b"", &argument], count)?;
+    server.call(script, &[&argument], count)?;
     server.end()
 }
 

@@ -9,7 +9,8 @@
 -- Numbers of the limit: tick in microseconds, units in a permit, units that flow in a tick, size in permits, 1 for a queue.
 -- @read
 local tick, unit, flow, size, queue, since
-own, tick, unit, flow, size, queue, since, position = struct.unpack('>I4c0dddddd', numbers, position)
+own, tick, unit, flow, size, queue, since, cost, wait, count, parts, position =
+  struct.unpack('>I4c0dddddddddd', numbers, position)
 local full, at = size * unit, (now - now % tick) / tick
 -- The level is what could be taken, in units: tokens, or the room above the water.
 local level = full

@@ -8,8 +8,8 @@
 -- @read
 local limit, horizon, since, bounds
 own, limit, horizon, position = struct.unpack('>I4c0dd', numbers, position)
-bounds = { struct.unpack('>ddddddd', numbers, position) }
-since, position = bounds[7], bounds[8]
+bounds = { struct.unpack('>dddddd', numbers, position) }
+since, cost, wait, count, parts, position = struct.unpack('>ddddd', numbers, bounds[7])
 local current, doubted
 for number = 1, 5 do
   if bounds[number] <= now and now < bounds[number + 1] then

@@ -23,22 +23,34 @@ pub(crate) struct Command {
     pub(crate) writes: bool,
 }
 
-/// A call of a script: EVALSHA, its keys, and the time if it is not to read its own.
-fn evalsha<'a>(
-    script: &'static Script,
-    keys: impl ExactSizeIterator<Item = &'a str>,
-    now: Option<Timestamp>,
-) -> Command {
+/// A call of a script: EVALSHA and its keys.
+fn evalsha<'a>(script: &'static Script, keys: impl ExactSizeIterator<Item = &'a str>) -> Command {
     let mut command = Cmd::with_capacity(16, 256);
     command.arg("EVALSHA").arg(&script.sha).arg(keys.len());
     for key in keys {
         command.arg(key);
     }
-    match now {
-        Some(now) => command.arg(now.as_micros()),
-        None => command.arg(""),
-    };
     Command { said: command, script: Some(script), writes: true }
+}
+
+/// A call of a script on states, with its numbers, and the time if it is not to read its own.
+fn on_states<'a>(
+    script: &'static Script,
+    keys: impl ExactSizeIterator<Item = &'a str>,
+    numbers: &Numbers,
+    now: Option<Timestamp>,
+) -> Command {
+    let mut command = evalsha(script, keys);
+    command.said.arg(&numbers.0[..]);
+    if let Some(now) = now {
+        command.said.arg(now.as_micros());
+    }
+    command
+}
+
+/// The time for a script that takes it first, or nothing.
+fn time_or_none(now: Option<Timestamp>) -> String {
+    now.map(|now| now.as_micros().to_string()).unwrap_or_default()
 }
 
 impl Numbers {
@@ -128,12 +140,16 @@ pub(crate) fn ask(
         Kind::Plain => SCRIPTS.of(&limit.limit),
         Kind::FullLog => &SCRIPTS.full_log,
     };
-    let mut command = evalsha(script, [key].into_iter(), to.now);
     // Enough for a limit and one run.
     let mut numbers = Numbers(Vec::with_capacity(96));
     numbers.add_limit(limit, doubt, to.about);
-    for (cost, wait, count) in runs(&limit.limit, questions) {
-        numbers.add([cost as i64, wait, count as i64, 0]);
+    let runs = runs(&limit.limit, questions);
+    for (cost, wait, count) in &runs {
+        numbers.add([*cost as i64, *wait, *count as i64, 0]);
+    }
+    let is_log = matches!(limit.limit, Limit::SlidingLog(_));
+    if runs.is_empty() && !lends && !(is_log && kind == Kind::FullLog) {
+        numbers.add([1, 0, 0, 0]);
     }
     if let Some(Wanted { permits, parts, terms }) = wanted(questions) {
         // Nobody has more permits to lend, and nobody cuts them into more parts.
@@ -144,8 +160,7 @@ pub(crate) fn ask(
             false => {}
         }
     }
-    command.said.arg(numbers.0);
-    command
+    on_states(script, [key].into_iter(), &numbers, to.now)
 }
 
 /// What a check sends beside its key and the time: the script, and its last argument.
@@ -166,7 +181,6 @@ pub(crate) fn change(
 ) -> Command {
     let is_log = matches!(limit.limit, Limit::SlidingLog(_));
     let script = if is_log { &SCRIPTS.full_log } else { SCRIPTS.of(&limit.limit) };
-    let mut command = evalsha(script, [key].into_iter(), to.now);
     let mut numbers = Numbers(Vec::with_capacity(96));
     numbers.add_limit(limit, doubt, to.about);
     // Larger costs say no more: every algorithm cuts them.
@@ -179,13 +193,12 @@ pub(crate) fn change(
             }
         }
     }
-    command.said.arg(numbers.0);
-    command
+    on_states(script, [key].into_iter(), &numbers, to.now)
 }
 
 /// The call that reads states.
 pub(crate) fn read<'a>(keys: impl ExactSizeIterator<Item = &'a str>, to: Bearings) -> Command {
-    Command { writes: false, ..evalsha(&SCRIPTS.read, keys, to.now) }
+    Command { writes: false, ..on_states(&SCRIPTS.read, keys, &Numbers(Vec::new()), to.now) }
 }
 
 /// A state that was computed here.
@@ -224,19 +237,19 @@ impl Numbers {
     fn add_state(&mut self, member: &Member, askers: usize, doubt: Option<Doubt>, about: Timestamp) {
         let (limit, ask) = (member.limit(), member.ask);
         self.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
-        self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64]);
         self.add_limit(&member.limit, doubt, about);
+        self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64, 0]);
     }
 
     /// Adds a log, with what was read of it at an instant.
     fn add_log(&mut self, member: &Member, askers: usize, (snapshot, at): (&[u8], Timestamp)) {
         let (limit, ask) = (member.limit(), member.ask);
         self.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
-        self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64]);
         self.add_text(snapshot);
         if let Limit::SlidingLog(it) = limit {
             sliding_log::parameters(it, self);
         }
+        self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64, 0]);
         self.add([at.as_micros() as i64]);
     }
 
@@ -256,12 +269,10 @@ impl Numbers {
 
 /// The call that writes one state that was computed here, if it is still the one that it was computed from.
 pub(crate) fn commit(key: &str, snapshot: &[u8], write: &(Difference, u64), to: Bearings) -> Command {
-    let mut command = evalsha(&SCRIPTS.full_set, [key].into_iter(), to.now);
     // One group of one set with one state.
     let mut numbers = Numbers(vec![0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);
     numbers.add_computed(true, 1, snapshot, Some(write));
-    command.said.arg(numbers.0);
-    command
+    on_states(&SCRIPTS.full_set, [key].into_iter(), &numbers, to.now)
 }
 
 /// The call that decides sets of limits: of each all are taken, or none.
@@ -270,13 +281,11 @@ pub(crate) fn ask_sets(call: &SetCall<'_>, kind: Kind, doubts: &[Option<Doubt>],
         Kind::Plain => &SCRIPTS.set,
         Kind::FullLog => &SCRIPTS.full_set,
     };
-    let mut command = evalsha(script, call.keys(), to.now);
     let mut numbers = Numbers::of_groups(call);
     for ((member, doubt), askers) in call.states.iter().zip(doubts).zip(call.askers()) {
         numbers.add_state(member, askers, *doubt, to.about);
     }
-    command.said.arg(numbers.0);
-    command
+    on_states(script, call.keys(), &numbers, to.now)
 }
 
 /// The same with states that were computed here at an instant. The others are logs, on which the script decides as of that instant.
@@ -286,7 +295,6 @@ pub(crate) fn commit_sets(
     (snapshots, at): (&Snapshots, Timestamp),
     to: Bearings,
 ) -> Command {
-    let mut command = evalsha(&SCRIPTS.full_set, call.keys(), to.now);
     let mut numbers = Numbers::of_groups(call);
     for (((number, member), computed), askers) in
         call.states.iter().enumerate().zip(computed).zip(call.askers())
@@ -301,8 +309,7 @@ pub(crate) fn commit_sets(
             }
         }
     }
-    command.said.arg(numbers.0);
-    command
+    on_states(&SCRIPTS.full_set, call.keys(), &numbers, to.now)
 }
 
 /// The command that forgets a key.
@@ -314,8 +321,8 @@ pub(crate) fn forget(key: &str) -> Command {
 
 /// The call that says that a node lives.
 pub(crate) fn live(key: &str, node: &str, counts_for_us: u64, now: Option<Timestamp>) -> Command {
-    let mut command = evalsha(&SCRIPTS.presence, [key].into_iter(), now);
-    command.said.arg(node).arg(counts_for_us);
+    let mut command = evalsha(&SCRIPTS.presence, [key].into_iter());
+    command.said.arg(time_or_none(now)).arg(node).arg(counts_for_us);
     command
 }
 
@@ -342,7 +349,8 @@ pub(crate) fn control(keys: &[String; 2], order: &Order<'_>, now: Option<Timesta
     if let Order::Restore { place, .. } = order {
         names.push(place);
     }
-    let mut command = evalsha(&SCRIPTS.control, names.into_iter(), now);
+    let mut command = evalsha(&SCRIPTS.control, names.into_iter());
+    command.said.arg(time_or_none(now));
     command.writes = !matches!(order, Order::Poll { .. });
     let said = &mut command.said;
     match order {

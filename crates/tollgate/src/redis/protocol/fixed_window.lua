@@ -7,7 +7,8 @@
 -- Numbers of the limit: limit in permits, the window in microseconds, 1 if denied requests count.
 -- @read
 local limit, length, counts_denied, since
-own, limit, length, counts_denied, since, position = struct.unpack('>I4c0dddd', numbers, position)
+own, limit, length, counts_denied, since, cost, wait, count, parts, position =
+  struct.unpack('>I4c0dddddddd', numbers, position)
 local window, taken, written, found = (now - now % length) / length, 0, nil, 0
 local stored = call('HMGET', key, 'window', 'count', 'limit')
 if stored[3] == own then

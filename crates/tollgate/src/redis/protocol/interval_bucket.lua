@@ -7,7 +7,8 @@
 -- Numbers of the limit: capacity in permits, permits that come back each period, the period in microseconds.
 -- @read
 local capacity, refill, period, since
-own, capacity, refill, period, since, position = struct.unpack('>I4c0dddd', numbers, position)
+own, capacity, refill, period, since, cost, wait, count, parts, position =
+  struct.unpack('>I4c0dddddddd', numbers, position)
 local tokens, last = capacity, now
 local stored = call('HMGET', key, 'tokens', 'last_refill', 'limit')
 if stored[3] == own then

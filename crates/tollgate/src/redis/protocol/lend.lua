@@ -2,13 +2,13 @@
 --
 --   leases  while permits are out: how long a lease lives, when the epoch began in which the following were lent (both in
 --           microseconds), permits lent in it, permits lent in the one before. An epoch is as long as a lease lives
--- ARGV[2]  ends with three numbers: how many permits are wanted, into how many parts the free permits are divided, of which one is lent,
+-- ARGV[1]  ends with three numbers: how many permits are wanted, into how many parts the free permits are divided, of which one is lent,
 --          and how long they are lent for, in microseconds
 --
 -- Returns numbers: how many were admitted or lent, now, and the state before: level and its tick; length and number of the epoch, permits
 -- lent in it and in the one before.
 @time
-local key, numbers = KEYS[1], ARGV[2]
+local key, numbers = KEYS[1], ARGV[1]
 local own, tick, unit, flow, size, _, since, position = struct.unpack('>I4c0dddddd', numbers)
 local steps_end = #numbers - 24
 local wanted, parts, lasting = struct.unpack('>ddd', numbers, steps_end + 1)

@@ -1,18 +1,17 @@
 -- Sets of limits: of each set all limits are taken, or none. `@name` stands for sections of the algorithms' files, as in single.lua.
 --
 -- KEYS     the states: first the one that all sets have in common, if there is one; then the others of each group of equal sets
--- ARGV[2]  a byte: how many states are common to all sets (0 or 1), and one: how many groups there are; for each group two numbers of four
+-- ARGV[1]  a byte: how many states are common to all sets (0 or 1), and one: how many groups there are; for each group two numbers of four
 --          bytes: how many equal sets it has, and how many states of its own. Then for each state
 --            a byte for its algorithm, and one that is 1 if its denial binds the set
---            numbers of eight bytes: cost, accepted wait, how many sets ask; then its limit, as in single.lua (of a log
---            beside states that were computed, as in set_full_log.lua)
---          or, if the caller has computed the state (byte 0): how many sets take from it, milliseconds to live (0: nothing is written), how
+--            its limit and one step, how many sets ask, as in single.lua (a log beside states that were computed: as in set_full_log.lua)
+--          or, if the caller has computed the state (byte 0): numbers of eight bytes, how many sets take from it, milliseconds to live (0: nothing is written), how
 --          many texts follow of fields to set with their values; how many of fields to remove, the fields that it was computed from, the texts
 --
 -- Returns numbers: 0, now, how many sets of each group were taken, and the states before. If a state is not plain, or is not the one that
 -- was computed from, nothing is taken: -1, now, and the fields of all states that are hashes.
 @time
-local numbers, call_groups, position = ARGV[2], nil, nil
+local numbers, call_groups, position = ARGV[1], nil, nil
 -- By group, the first of which is the common state: the number of its last state, how many sets it has, how many of them are taken.
 local ends, sets, granted, left = { 0, 0 }, { 0, 0 }, { 0, 0 }, math.huge
 ends[1], call_groups, position = struct.unpack('>BB', numbers)
@@ -40,11 +39,12 @@ step = function(i, group, most)
     end
     most = sets[group]
   end
-  local key, kind, binds, cost, wait, count, own, fit, n, reply = KEYS[i], nil, nil, nil, nil, nil, nil, nil, nil, nil
-  kind, binds, cost, wait, count, position = struct.unpack('>BBddd', numbers, position)
+  local key, kind, binds, own, cost, wait, count, parts, fit, n, reply = KEYS[i], nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
+  kind, binds = string.byte(numbers, position, position + 1)
+  position = position + 2
   if kind == 0 then
     local removals, texts = nil, {}
-    own, removals, position = struct.unpack('>I4c0I4', numbers, position)
+    cost, wait, count, own, removals, position = struct.unpack('>dddI4c0I4', numbers, position)
     for number = 1, count + removals do
       texts[number], position = struct.unpack('>I4c0', numbers, position)
     end

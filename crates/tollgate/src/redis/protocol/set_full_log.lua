@@ -1,6 +1,6 @@
 own, position = struct.unpack('>I4c0', numbers, position)
 local limit_numbers = struct.pack('>I4', 0) .. string.sub(numbers, position, position + 63)
-position = position + 64
+cost, wait, count, parts, position = struct.unpack('>dddd', numbers, position + 64)
 local now = now
 if own ~= '' then
   -- Beside states that were computed: the time of those, and what rare.lua said of the log then, which must be so still.

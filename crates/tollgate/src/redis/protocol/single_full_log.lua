@@ -1,6 +1,6 @@
 -- One log.
 @time
-local key, numbers = KEYS[1], ARGV[2]
+local key, numbers = KEYS[1], ARGV[1]
 local own, position = nil, 1
 @log
 if changed then

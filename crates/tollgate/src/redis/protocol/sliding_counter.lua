@@ -10,7 +10,8 @@
 -- weight of the oldest sub-bucket falls (0: it counts in full), 1 if denied requests count.
 -- @read
 local limit, buckets, length, tick, counts_denied, since
-own, limit, buckets, length, tick, counts_denied, since, position = struct.unpack('>I4c0dddddd', numbers, position)
+own, limit, buckets, length, tick, counts_denied, since, cost, wait, count, parts, position =
+  struct.unpack('>I4c0dddddddddd', numbers, position)
 local index = (now - now % length) / length
 local stored
 if buckets == 1 then

@@ -10,8 +10,8 @@
 -- Answers with five numbers: 4, now, permits that count, the oldest start that counts (-1: none), and now.
 -- @read
 local limit, length, retention, earlier_retention, lapses_at, _
-own, limit, length, _, retention, _, earlier_retention, _, lapses_at, position =
-  struct.unpack('>I4c0dddddddd', numbers, position)
+own, limit, length, _, retention, _, earlier_retention, _, lapses_at, cost, wait, count, parts, position =
+  struct.unpack('>I4c0dddddddddddd', numbers, position)
 if now < lapses_at then
   retention = earlier_retention
 end
