@@ -175,9 +175,7 @@ impl Twins {
     }
 
     async fn in_redis(&mut self, op: &Op, now: u64) -> Vec<Decision> {
-        if self.life.server_us == 0 {
-            self.life.server_us = self.server_us().await;
-        }
+        self.life.server_us = self.server_us().await;
         let (limiter, key) = (&self.redis, &self.key);
         let decisions = match op {
             Op::Take(ask) => vec![limiter.acquire(key, *ask).await.unwrap()],
@@ -200,32 +198,57 @@ impl Twins {
             }
         };
         // The server's clock is not the one of the trace: what it would forget is forgotten by the trace's.
-        let ((secs, us), left, ()): ((u64, u64), i64, ()) = redis::pipe()
-            .cmd("TIME")
+        let left = self.time_to_live().await;
+        assert_ne!(left, Ttl::Us(0), "a key is never written without time to live");
+        match left {
+            Ttl::Us(left_us) => {
+                // A second covers the server's own, coarser clock of expiries. Without it the key is gone as soon as it is full.
+                let lasts_us = left_us - SLACK_US;
+                self.life.expires_us = Some(now + lasts_us);
+                let is_paid =
+                    lasts_us < PAID_WITHIN_US && flows_within(self.redis.limit(), lasts_us) < FLOW_MAX;
+                self.life.is_cut = !is_paid || !self.is_retained;
+            }
+            Ttl::Unchanged => assert!(self.life.expires_us.is_some(), "a key without time to live"),
+            Ttl::NoKey => {}
+        }
+        self.life.is_forgotten &= left == Ttl::NoKey;
+        decisions
+    }
+
+    /// The time to live that the last operation has set, which is taken away: the trace has a clock of its own.
+    async fn time_to_live(&mut self) -> Ttl {
+        let (left, after, ()): (i64, (u64, u64), ()) = redis::pipe()
             .cmd("PTTL")
             .arg(&self.stored)
+            .cmd("TIME")
             .cmd("PERSIST")
             .arg(&self.stored)
             .query_async(&mut self.connection)
             .await
             .unwrap();
-        assert_ne!(left, 0, "a key is never written without time to live");
-        let server_us = secs * 1_000_000 + us;
-        if left > 0 {
-            // What has passed on the server's clock since the key was written is at most this, and a millisecond for rounding.
-            let passed_us = server_us.saturating_sub(self.life.server_us) + 1_000;
-            let lasts_us = left as u64 * 1_000 + passed_us;
-            self.life.expires_us = Some(now + lasts_us);
-            let is_paid = lasts_us < PAID_WITHIN_US && flows_within(self.redis.limit(), lasts_us) < FLOW_MAX;
-            self.life.is_cut = !is_paid || !self.is_retained;
-        } else if left == -1 {
-            assert!(self.life.expires_us.is_some(), "a key without time to live");
+        let before_ms = self.life.server_us / 1_000;
+        self.life.server_us = after.0 * 1_000_000 + after.1;
+        match left {
+            -2 => Ttl::NoKey,
+            -1 => Ttl::Unchanged,
+            // The server counts in milliseconds. What has passed on its clock since the key was written is mostly none.
+            left => Ttl::Us((left as u64 + (self.life.server_us / 1_000 - before_ms)) * 1_000),
         }
-        self.life.is_forgotten &= left == -2;
-        self.life.server_us = server_us;
-        decisions
     }
 }
+
+/// What is known of the time to live of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ttl {
+    NoKey,
+    /// The operation has not set it.
+    Unchanged,
+    Us(u64),
+}
+
+/// By how much a time to live is longer than until the key is full again.
+const SLACK_US: u64 = 1_000_000;
 
 fn random_rate(random: &mut Random) -> Rate {
     let (permits, us) = match random.below(4) {
