@@ -108,12 +108,26 @@ pub(super) fn compute(
     let takes = questions.iter().any(|it| it.takes() && is_sent(&stored.limit, it.ask()))
         || wanted(questions).is_some_and(|wanted| wanted.permits > 0);
     let write = match &evaluated.memory {
-        Memory::State(state) if takes && (found.is_converted || *state != found.state) => {
+        Memory::State(state) if takes && (found.is_converted || is_changed(&found.state, state)) => {
             Some(write(stored, state, &fields, now))
         }
         Memory::State(_) | Memory::Denied(..) | Memory::Nothing => None,
     };
     Ok((evaluated, write))
+}
+
+/// Whether there is something to write. A bucket that nobody has a lease of is stored without leases.
+fn is_changed(before: &State, after: &State) -> bool {
+    let as_stored = |state: &State| {
+        let (mut plain, beside) = state.clone().into_plain();
+        if let State::Lent(lent) = &plain
+            && lent.out + lent.out_before == 0
+        {
+            plain = State::Bucket(lent.bucket);
+        }
+        plain.with(beside)
+    };
+    before != after && as_stored(before) != as_stored(after)
 }
 
 /// Computes changes of a state. A return that is out of turn says which number it would have, and changes nothing.
@@ -149,7 +163,7 @@ pub(super) fn compute_changes(
             }
         }
     }
-    if state == found && !keeps {
+    if !is_changed(&found, &state) && !keeps {
         return Ok((None, None));
     }
     let (mut difference, matters) = write(stored, &state, &fields, now);
@@ -360,7 +374,7 @@ mod tests {
             let believed = limit.carry_over(&under, state, now);
             let (evaluated, _) = evaluate_on(limit, questions, believed.clone(), now);
             if let Memory::State(state) = &evaluated.memory
-                && (*state != believed || !limit.understands(&under))
+                && (is_changed(&believed, state) || !limit.understands(&under))
             {
                 self.0 = Some((*limit, state.clone()));
             }
