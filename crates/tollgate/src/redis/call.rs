@@ -133,9 +133,10 @@ impl Call {
                         inner.lines.remember(member, denied, changes, now);
                     }
                 }
-                let waiters = batch.groups.into_iter().flat_map(|group| group.waiters);
-                for (waiter, answer) in waiters.zip(asked.answers) {
-                    if let Err(Ok(undelivered)) = waiter.answer.send(Ok(answer)) {
+                let mut answers = asked.answers.into_iter();
+                for waiter in batch.groups.into_iter().flat_map(|group| group.waiters) {
+                    let answer = answers.next().ok_or_else(|| unanswered(asked.undecided.as_ref()));
+                    if let Err(Ok(undelivered)) = waiter.answer.send(answer) {
                         waiter.set.give_back(inner, &undelivered);
                     }
                 }
@@ -253,15 +254,22 @@ impl SetLead {
             let told = asked.as_ref().ok().and_then(|it| it.remembered(&call, |member| member.is_of(line)));
             turn.end(told);
         }
-        let answer = asked?.answers.pop();
-        answer.ok_or_else(|| StoreError::protocol("a set without an answer"))
+        let SetsAsked { mut answers, undecided, .. } = asked?;
+        answers.pop().ok_or_else(|| unanswered(undecided.as_ref()))
     }
+}
+
+/// Why a set has no answer.
+fn unanswered(undecided: Option<&StoreError>) -> StoreError {
+    undecided.cloned().unwrap_or_else(|| StoreError::protocol("a set without an answer"))
 }
 
 /// What a call on sets has told, and between which instants.
 pub(super) struct SetsAsked {
     /// In the order of the call.
     pub(super) answers: Vec<SetAnswer>,
+    /// Why there are fewer answers than sets, if there are.
+    undecided: Option<StoreError>,
     memories: Vec<Memory>,
     now: Timestamp,
     sent: Instant,
@@ -303,7 +311,7 @@ impl Inner {
         let Exchanged { result, sent, received } = self.ask_set_states(call, deadline).await?;
         let asked: usize = call.groups.iter().map(|group| group.count * group.states.len()).sum();
         self.counters.asked.fetch_add(asked as u64, Ordering::Relaxed);
-        let SetsEvaluated { answers, memories, now } = result;
-        Ok(SetsAsked { answers, memories, now, sent, received })
+        let SetsEvaluated { answers, undecided, memories, now } = result;
+        Ok(SetsAsked { answers, undecided, memories, now, sent, received })
     }
 }

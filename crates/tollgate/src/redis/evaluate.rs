@@ -18,6 +18,16 @@ use crate::backend::Wanted;
 /// What has to be written, and for how many milliseconds it matters.
 pub(super) type Write = (Difference, u64);
 
+/// What was computed on a state that is not plain.
+pub(super) struct Computation<T> {
+    pub(super) result: T,
+    /// Nothing, if the state stays as it is.
+    pub(super) write: Option<Write>,
+    /// Whether the state is marked if the write loses a race: then other nodes compute it as well. Not for a node that computes for no other
+    /// reason than such a mark, or marks would follow marks.
+    pub(super) marks: bool,
+}
+
 /// The answers of a call on one key.
 pub(super) struct Evaluated {
     /// One for each question, in order.
@@ -101,7 +111,7 @@ pub(super) fn compute(
     doubt: Option<Doubt>,
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
-) -> Result<(Evaluated, Option<Write>), StoreError> {
+) -> Result<Computation<Evaluated>, StoreError> {
     let fields = Fields::parse(snapshot)?;
     let found = Found::new(stored, key, &fields, doubt, now)?;
     let (evaluated, _) = evaluate_on(&stored.limit, questions, found.state.clone(), now);
@@ -113,7 +123,8 @@ pub(super) fn compute(
         }
         Memory::State(_) | Memory::Denied(..) | Memory::Nothing => None,
     };
-    Ok((evaluated, write))
+    let marks = !found.is_plain || questions.iter().any(|it| it.ask().wait.is_some());
+    Ok(Computation { result: evaluated, write, marks })
 }
 
 /// Whether there is something to write. A bucket that nobody has a lease of is stored without leases.
@@ -137,10 +148,11 @@ pub(super) fn compute_changes(
     doubt: Option<Doubt>,
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
-) -> Result<(Option<u64>, Option<Write>), StoreError> {
+) -> Result<Computation<Option<u64>>, StoreError> {
+    let unchanged = |result| Computation { result, write: None, marks: true };
     let fields = Fields::parse(snapshot)?;
     let limit = &stored.limit;
-    let Found { state: found, is_converted } = Found::new(stored, key, &fields, doubt, now)?;
+    let Found { state: found, is_converted, .. } = Found::new(stored, key, &fields, doubt, now)?;
     let (mut state, mut keeps, mut returned) = (found.clone(), false, None);
     for change in changes {
         match *change {
@@ -153,7 +165,7 @@ pub(super) fn compute_changes(
                 let returns = fields.number("returns").map_err(|why| StoreError::foreign(key, why))?;
                 let returns = returns.unwrap_or(0).max(0) as u64;
                 if returns != number {
-                    return Ok((Some(returns), None));
+                    return Ok(unchanged(Some(returns)));
                 }
                 // Whether permits that were lent before this server took over are known here, nobody can tell: they stay lent.
                 if doubt.is_none_or(|doubt| at >= doubt.since) {
@@ -164,13 +176,13 @@ pub(super) fn compute_changes(
         }
     }
     if !is_changed(&found, &state) && !keeps {
-        return Ok((None, None));
+        return Ok(unchanged(None));
     }
     let (mut difference, matters) = write(stored, &state, &fields, now);
     if let Some(number) = returned {
         difference.set.extend(["returns".to_owned(), number.to_string()]);
     }
-    Ok((None, Some((difference, matters))))
+    Ok(Computation { result: None, write: Some((difference, matters)), marks: true })
 }
 
 /// Takes back permits that were lent. If they were not counted as out, they were an ordinary debit.
@@ -191,6 +203,8 @@ pub(super) struct Found {
     pub(super) state: State,
     /// Whether it was written under another limit.
     pub(super) is_converted: bool,
+    /// Whether a script could decide on it, but for a mark.
+    pub(super) is_plain: bool,
 }
 
 impl Found {
@@ -208,11 +222,21 @@ impl Found {
             (true, Some(_)) => Stored { under: *limit, state: limit.fresh(Timestamp::default()) },
             (false, _) => stored_state(asking, fields).map_err(|why| StoreError::foreign(key, why))?,
         };
+        let is_converted = !limit.understands(&under);
+        let is_plain = !is_converted && doubt.is_none() && is_plain(&state, now);
         if let Some(Doubt { since, life }) = doubt {
             under.distrust(&mut state, now, since, life);
         }
-        let is_converted = !limit.understands(&under);
-        Ok(Self { state: limit.carry_over(&under, state, now), is_converted })
+        Ok(Self { state: limit.carry_over(&under, state, now), is_converted, is_plain })
+    }
+}
+
+/// Whether a state has nothing beside it, and nobody waits or has a lease.
+fn is_plain(state: &State, now: Timestamp) -> bool {
+    match state {
+        State::Carried(_) | State::Lent(_) => false,
+        State::Counter(it) => it.tail <= now.as_micros() as i64,
+        State::Bucket(_) | State::Interval(_) | State::Window(_) | State::Log(_) | State::Calendar(_) => true,
     }
 }
 
@@ -431,10 +455,10 @@ mod tests {
                     Reply::Rare { now, snapshots } => {
                         rare += 1;
                         let snapshot = snapshots.get(0).unwrap();
-                        let (found, write) =
+                        let Computation { result: found, write, marks } =
                             compute(&limit, &questions, doubt, (&key, snapshot), now).unwrap();
                         if let Some(write) = write {
-                            let value = say(protocol::commit(&key, snapshot, &write, to));
+                            let value = say(protocol::commit(&key, snapshot, (&write, marks), to));
                             assert!(matches!(Reply::new(&value), Ok(Reply::Decided { .. })), "{context}");
                         }
                         found

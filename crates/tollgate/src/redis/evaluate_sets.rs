@@ -14,6 +14,8 @@ use super::set::{CheckSet, GroupCall, SetAnswer, SetCall};
 pub(super) struct SetsEvaluated {
     /// One for each set: those of the first group, then those of the next.
     pub(super) answers: Vec<SetAnswer>,
+    /// Why there are fewer answers than sets, if there are.
+    pub(super) undecided: Option<StoreError>,
     /// What can be known of later denials, by state.
     pub(super) memories: Vec<Memory>,
     /// The server's time.
@@ -36,7 +38,8 @@ pub(super) fn evaluate_sets(
     });
     let mut states = states.collect::<Result<Vec<_>, _>>()?;
     let (answers, _) = evaluate_groups(call, &mut states, now, Some(&mut taken))?;
-    Ok(SetsEvaluated { answers, memories: states.into_iter().map(Evaluating::into_memory).collect(), now })
+    let memories = states.into_iter().map(Evaluating::into_memory).collect();
+    Ok(SetsEvaluated { answers, undecided: None, memories, now })
 }
 
 /// Sets that were evaluated here, and the states that have to be written.
@@ -44,6 +47,8 @@ pub(super) struct SetsComputed<'a> {
     pub(super) evaluated: SetsEvaluated,
     /// By state. None of a log, on which the script decides.
     pub(super) computed: Vec<Option<Computed<'a>>>,
+    /// As in [`Computation`](super::evaluate::Computation).
+    pub(super) marks: bool,
 }
 
 impl SetsComputed<'_> {
@@ -61,7 +66,7 @@ pub(super) fn compute_sets<'a>(
     now: Timestamp,
     log: Outcome,
 ) -> Result<SetsComputed<'a>, StoreError> {
-    let mut found = Vec::with_capacity(call.states.len());
+    let mut found: Vec<Option<(Fields<'_>, Found)>> = Vec::with_capacity(call.states.len());
     let mut states = Vec::with_capacity(call.states.len());
     for ((number, member), doubt) in call.states.iter().enumerate().zip(doubts) {
         let limit = member.limit();
@@ -75,6 +80,8 @@ pub(super) fn compute_sets<'a>(
         states.push(Evaluating::state(limit, state.state.clone()));
         found.push(Some((fields, state)));
     }
+    let waits = call.states.iter().any(|member| member.ask.wait.is_some());
+    let marks = waits || found.iter().flatten().any(|(_, found)| !found.is_plain);
     let (answers, takers) = evaluate_groups(call, &mut states, now, None)?;
     let memories: Vec<_> = states.into_iter().map(Evaluating::into_memory).collect();
     let mut computed = Vec::with_capacity(found.len());
@@ -87,7 +94,7 @@ pub(super) fn compute_sets<'a>(
         let write = is_written.then(|| write(&call.states[number].limit, state, &fields, now));
         computed.push(Some(Computed { snapshot: snapshots.get(number)?, write, takers: takers[number] }));
     }
-    Ok(SetsComputed { evaluated: SetsEvaluated { answers, memories, now }, computed })
+    Ok(SetsComputed { evaluated: SetsEvaluated { answers, undecided: None, memories, now }, computed, marks })
 }
 
 /// Whether a state was taken from, or has denied: a state that was converted is kept then.
@@ -258,7 +265,7 @@ pub(super) fn with_logs(
     mut numbers: Reader<'_>,
 ) -> Result<SetsEvaluated, StoreError> {
     let taken = numbers.next()? > 0;
-    let SetsEvaluated { mut answers, mut memories, now } = computed;
+    let SetsEvaluated { mut answers, mut memories, now, .. } = computed;
     let Some(answer) = answers.first_mut() else {
         return Err(StoreError::protocol("a set without an answer"));
     };
@@ -273,5 +280,5 @@ pub(super) fn with_logs(
         memories[number] = log.into_memory();
     }
     answer.all = taken;
-    Ok(SetsEvaluated { answers, memories, now })
+    Ok(SetsEvaluated { answers, undecided: None, memories, now })
 }

@@ -7,7 +7,7 @@ use tollgate_core::{Limit, Micros, Outcome, Timestamp};
 
 use super::Inner;
 use super::error::StoreError;
-use super::evaluate::{Evaluated, Memory, Write, compute, compute_changes, evaluate};
+use super::evaluate::{Computation, Evaluated, Memory, Write, compute, compute_changes, evaluate};
 use super::evaluate_sets::{SetsComputed, SetsEvaluated, compute_sets, evaluate_sets, with_logs};
 use super::limit::StoredLimit;
 use super::lines::LineKey;
@@ -45,7 +45,7 @@ pub(super) trait Exchange {
         doubt: Option<Doubt>,
         state: (&str, &[u8]),
         now: Timestamp,
-    ) -> Result<(Self::Result, Option<Write>), StoreError>;
+    ) -> Result<Computation<Self::Result>, StoreError>;
 }
 
 /// Questions on one key.
@@ -74,7 +74,7 @@ impl Exchange for Questions<'_> {
         doubt: Option<Doubt>,
         state: (&str, &[u8]),
         now: Timestamp,
-    ) -> Result<(Evaluated, Option<Write>), StoreError> {
+    ) -> Result<Computation<Evaluated>, StoreError> {
         compute(limit, self.0, doubt, state, now)
     }
 }
@@ -116,7 +116,7 @@ impl Exchange for Changes<'_> {
         doubt: Option<Doubt>,
         state: (&str, &[u8]),
         now: Timestamp,
-    ) -> Result<(Option<u64>, Option<Write>), StoreError> {
+    ) -> Result<Computation<Option<u64>>, StoreError> {
         compute_changes(limit, self.0, doubt, state, now)
     }
 }
@@ -127,11 +127,14 @@ struct Pending<T> {
     snapshots: Snapshots,
     doubt: Option<Doubt>,
     write: Write,
+    marks: bool,
 }
 
 enum Next<T> {
     Done(Exchanged<T>),
     FullLog,
+    /// Others were quicker, and the state may be plain by now.
+    Again,
     Commit(Pending<T>),
 }
 
@@ -155,9 +158,9 @@ impl Inner {
                 *doubt.lock() = doubted;
                 match &pending {
                     None => exchange.call(limit, (kind, &line.key), doubted, to),
-                    Some(Pending { snapshots, doubt, write, .. }) if *doubt == doubted => {
+                    Some(Pending { snapshots, doubt, write, marks, .. }) if *doubt == doubted => {
                         let snapshot = snapshots.get(0).unwrap_or_default();
-                        protocol::commit(&line.key, snapshot, write, to)
+                        protocol::commit(&line.key, snapshot, (write, *marks), to)
                     }
                     // Another server has taken over meanwhile.
                     Some(_) => protocol::read([&*line.key].into_iter(), to),
@@ -173,20 +176,22 @@ impl Inner {
                     Ok(Next::Done(Exchanged { result, sent, received }))
                 }
                 (Reply::Rare { .. }, None) if is_log && kind == Kind::Plain => Ok(Next::FullLog),
+                (Reply::Rare { .. }, Some(Pending { marks: false, .. })) => Ok(Next::Again),
                 (Reply::Rare { now, snapshots }, _) => {
                     let doubt = *doubt.lock();
                     let state = (&*line.key, snapshots.get(0)?);
-                    let (result, write) = exchange.compute(limit, doubt, state, now)?;
+                    let Computation { result, write, marks } = exchange.compute(limit, doubt, state, now)?;
                     let exchanged = Exchanged { result, sent, received };
                     Ok(match write {
                         None => Next::Done(exchanged),
-                        Some(write) => Next::Commit(Pending { exchanged, snapshots, doubt, write }),
+                        Some(write) => Next::Commit(Pending { exchanged, snapshots, doubt, write, marks }),
                     })
                 }
             });
             match next.inspect_err(|why| self.count_failure(why))? {
                 Next::Done(exchanged) => return Ok(exchanged),
                 Next::FullLog => kind = Kind::FullLog,
+                Next::Again => {}
                 Next::Commit(next) => pending = Some(next),
             }
         }
@@ -215,55 +220,51 @@ impl Inner {
         call: &SetCall<'_>,
         deadline: Instant,
     ) -> Result<Exchanged<SetsEvaluated>, StoreError> {
-        let mut first = self.exchange_sets(call, Kind::Plain, None, deadline).await?;
-        if call.has_logs() && matches!(first, NextSets::Commit(_)) {
-            first = self.exchange_sets(call, Kind::FullLog, None, deadline).await?;
-        }
-        let pending = match first {
+        let mut pending = match self.exchange_sets(call, Kind::Plain, None, deadline).await? {
             NextSets::Done(exchanged) => return Ok(exchanged),
-            NextSets::Commit(pending) => pending,
+            NextSets::Commit(pending) if !call.has_logs() => Some(pending),
+            NextSets::Commit(_) | NextSets::Again => None,
         };
-        let sets: usize = call.groups.iter().map(|group| group.count).sum();
-        if !call.has_logs() || sets == 1 {
-            return self.commit_sets(call, pending, deadline).await;
+        loop {
+            let kind = if call.has_logs() { Kind::FullLog } else { Kind::Plain };
+            match self.exchange_sets(call, kind, pending.take(), deadline).await? {
+                NextSets::Done(exchanged) => return Ok(exchanged),
+                NextSets::Commit(_) if call.has_logs() && call.sets() > 1 => {
+                    return Ok(self.ask_one_by_one(call, deadline).await);
+                }
+                NextSets::Commit(next) => pending = Some(next),
+                NextSets::Again => {}
+            }
         }
-        // Logs are decided by the script: one set after another, so that the script's decision on a set is known before the next set.
-        let mut answers = Vec::new();
-        let mut memories = vec![Memory::Nothing; call.states.len()];
-        let PendingSets { now, sent, received, .. } = pending;
-        let mut all = Exchanged { result: now, sent, received };
+    }
+
+    /// Asks for one set after another: the script decides on logs, and its decision on a set has to be known before the next set. If the
+    /// deadline comes first, the sets that are left have no answer.
+    async fn ask_one_by_one(&self, call: &SetCall<'_>, deadline: Instant) -> Exchanged<SetsEvaluated> {
+        let now = Instant::now();
+        let memories = vec![Memory::Nothing; call.states.len()];
+        let result =
+            SetsEvaluated { answers: Vec::new(), undecided: None, memories, now: Timestamp::default() };
+        let mut all = Exchanged { result, sent: now, received: now };
         for GroupCall { set, count, states } in &call.groups {
             for _ in 0..*count {
                 let one = SetCall::one(set);
-                let Exchanged { result, sent, received } =
-                    match self.exchange_sets(&one, Kind::FullLog, None, deadline).await? {
-                        NextSets::Done(exchanged) => exchanged,
-                        NextSets::Commit(pending) => self.commit_sets(&one, pending, deadline).await?,
-                    };
-                for (memory, state) in result.memories.into_iter().zip(states) {
-                    memories[*state] = memory;
+                let exchanged = match Box::pin(self.ask_set_states(&one, deadline)).await {
+                    Ok(exchanged) => exchanged,
+                    Err(why) => {
+                        all.result.undecided = Some(why);
+                        return all;
+                    }
+                };
+                (all.sent, all.received) = (exchanged.sent, exchanged.received);
+                all.result.now = exchanged.result.now;
+                for (memory, state) in exchanged.result.memories.into_iter().zip(states) {
+                    all.result.memories[*state] = memory;
                 }
-                answers.extend(result.answers);
-                all = Exchanged { result: result.now, sent, received };
+                all.result.answers.extend(exchanged.result.answers);
             }
         }
-        let Exchanged { result: now, sent, received } = all;
-        Ok(Exchanged { result: SetsEvaluated { answers, memories, now }, sent, received })
-    }
-
-    /// Writes what was computed, and computes it again for as long as others are quicker.
-    async fn commit_sets(
-        &self,
-        call: &SetCall<'_>,
-        mut pending: PendingSets,
-        deadline: Instant,
-    ) -> Result<Exchanged<SetsEvaluated>, StoreError> {
-        loop {
-            match self.exchange_sets(call, Kind::FullLog, Some(pending), deadline).await? {
-                NextSets::Done(exchanged) => return Ok(exchanged),
-                NextSets::Commit(next) => pending = next,
-            }
-        }
+        all
     }
 
     /// One call on sets.
@@ -292,7 +293,7 @@ impl Inner {
             let command = match (&pending, &computed) {
                 (Some(pending), Some(computed)) if pending.doubts == doubted => {
                     let PendingSets { snapshots, now, .. } = pending;
-                    protocol::commit_sets(call, &computed.computed, (snapshots, *now), to)
+                    protocol::commit_sets(call, (&computed.computed, computed.marks), (snapshots, *now), to)
                 }
                 // Another server has taken over meanwhile.
                 (Some(_), _) => protocol::read(call.keys(), to),
@@ -323,6 +324,7 @@ impl Inner {
                 let result = evaluate_sets(call, now, numbers)?;
                 Ok(NextSets::Done(Exchanged { result, sent, received }))
             }
+            (Reply::Rare { .. }, Some(_), Some(SetsComputed { marks: false, .. })) => Ok(NextSets::Again),
             (Reply::Rare { now, snapshots }, _, _) => {
                 let doubts = doubts.lock().clone();
                 Ok(NextSets::Commit(PendingSets { snapshots, doubts, now, sent, received }))
@@ -334,5 +336,7 @@ impl Inner {
 
 enum NextSets {
     Done(Exchanged<SetsEvaluated>),
+    /// Others were quicker, and the states may be plain by now.
+    Again,
     Commit(PendingSets),
 }

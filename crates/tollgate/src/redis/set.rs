@@ -241,6 +241,11 @@ impl<'a> SetCall<'a> {
         askers
     }
 
+    /// How many sets are asked for.
+    pub(super) fn sets(&self) -> usize {
+        self.groups.iter().map(|group| group.count).sum()
+    }
+
     /// Whether some of the limits are logs.
     pub(super) fn has_logs(&self) -> bool {
         self.states.iter().any(|member| matches!(member.limit(), Limit::SlidingLog(_)))

@@ -21,7 +21,7 @@ if stored[3] == own and not stored[5] then
   if WATER then
     level = full - level
   end
-  if dated * tick <= since or dated - at > ceil(full / flow) or not (level <= full and level >= -full - flow) then
+  if not (dated * tick > since and dated - at <= ceil(full / flow) and level <= full and level >= -full - flow) then
     @rare
   end
   if at > dated then
@@ -47,14 +47,15 @@ if queue == 1 then
     local flows = (floor((now + wait) / tick) - at) * flow
     fit = min(fit, max(water == 0 and 1 or 0, floor((flows - water) / units) + 1))
   end
-elseif wait > 0 then
-  -- What flows until the last of them starts can be promised now, unless it would overflow.
-  if units + flow > full then
-    @rare
-  end
-  fit = floor((level + max(0, floor((now + wait) / tick) - at) * flow) / units)
 else
   fit = floor(level / units)
+  if fit < count and wait > 0 then
+    -- What flows until the last of them starts can be promised now, unless it would overflow.
+    if units + flow - 1 > full then
+      @rare
+    end
+    fit = floor((level + max(0, floor((now + wait) / tick) - at) * flow) / units)
+  end
 end
 -- @spend
 level = level - n * units

@@ -30,7 +30,7 @@ if stored[1] or stored[2] then
     @rare
   end
   finish, taken = stored[1] + 0, stored[2] + 0
-  if finish - now > 2 * horizon or not (taken >= 0 and taken <= 6755399441055744) then
+  if not (finish - now <= 2 * horizon and taken >= 0 and taken <= 6755399441055744) then
     @rare
   end
 end
@@ -47,7 +47,15 @@ fit = floor((limit - taken) / cost)
 -- @spend
 taken = taken + n * cost
 -- @refund
-@rare
+if wait < bounds[1] or wait >= bounds[6] then
+  @rare
+end
+for number = 1, 5 do
+  local is_period = bounds[number] <= wait and wait < bounds[number + 1] and bounds[number + 1] == finish
+  if is_period and cost > 0 and taken > 0 then
+    taken, changed = max(0, taken - cost), true
+  end
+end
 -- @write
 call('HSET', key, 'end', finish, 'count', taken)
 @expire(finish)

@@ -215,7 +215,7 @@ impl Numbers {
     /// Adds a state that was computed here.
     fn add_computed(
         &mut self,
-        enforced: bool,
+        (marks, enforced): (bool, bool),
         takers: u64,
         snapshot: &[u8],
         write: Option<&(Difference, u64)>,
@@ -224,7 +224,7 @@ impl Numbers {
             Some((Difference { set, removed }, ttl)) => (&set[..], &removed[..], *ttl as i64),
             None => (&[][..], &[][..], 0),
         };
-        self.0.extend_from_slice(&[0, u8::from(enforced)]);
+        self.0.extend_from_slice(&[if marks { 0 } else { 8 }, u8::from(enforced)]);
         self.add([takers as i64, ttl, set.len() as i64]);
         self.add_text(snapshot);
         self.0.extend_from_slice(&(removed.len() as u32).to_be_bytes());
@@ -268,10 +268,15 @@ impl Numbers {
 }
 
 /// The call that writes one state that was computed here, if it is still the one that it was computed from.
-pub(crate) fn commit(key: &str, snapshot: &[u8], write: &(Difference, u64), to: Bearings) -> Command {
+pub(crate) fn commit(
+    key: &str,
+    snapshot: &[u8],
+    (write, marks): (&(Difference, u64), bool),
+    to: Bearings,
+) -> Command {
     // One group of one set with one state.
     let mut numbers = Numbers(vec![0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);
-    numbers.add_computed(true, 1, snapshot, Some(write));
+    numbers.add_computed((marks, true), 1, snapshot, Some(write));
     on_states(&SCRIPTS.full_set, [key].into_iter(), &numbers, to.now)
 }
 
@@ -291,7 +296,7 @@ pub(crate) fn ask_sets(call: &SetCall<'_>, kind: Kind, doubts: &[Option<Doubt>],
 /// The same with states that were computed here at an instant. The others are logs, on which the script decides as of that instant.
 pub(crate) fn commit_sets(
     call: &SetCall<'_>,
-    computed: &[Option<Computed<'_>>],
+    (computed, marks): (&[Option<Computed<'_>>], bool),
     (snapshots, at): (&Snapshots, Timestamp),
     to: Bearings,
 ) -> Command {
@@ -301,7 +306,7 @@ pub(crate) fn commit_sets(
     {
         match computed {
             Some(Computed { snapshot, write, takers }) => {
-                numbers.add_computed(member.enforced, *takers, snapshot, write.as_ref());
+                numbers.add_computed((marks, member.enforced), *takers, snapshot, write.as_ref());
             }
             None => {
                 let log = (snapshots.get(number).unwrap_or_default(), at);

@@ -13,7 +13,7 @@ local window, taken, written, found = (now - now % length) / length, 0, nil, 0
 local stored = call('HMGET', key, 'window', 'count', 'limit')
 if stored[3] == own then
   written, taken = stored[1] / length, stored[2] + 0
-  if written > window + 1 or not (taken >= 0 and taken <= 3 * limit) then
+  if not (written <= window + 1 and taken >= 0 and taken <= 3 * limit) then
     @rare
   end
   found = taken

@@ -13,8 +13,8 @@ local tokens, last = capacity, now
 local stored = call('HMGET', key, 'tokens', 'last_refill', 'limit')
 if stored[3] == own then
   tokens, last = stored[1] + 0, stored[2] + 0
-  if last <= since or last - now > ceil(capacity / refill) * period or
-    not (tokens <= capacity and tokens >= -capacity - refill) then
+  if not (last > since and last - now <= ceil(capacity / refill) * period and
+    tokens <= capacity and tokens >= -capacity - refill) then
     @rare
   end
   local time = max(now, last)
@@ -38,7 +38,14 @@ end
 -- @spend
 tokens = tokens - n * cost
 -- @refund
-@rare
+if wait > now or tokens < 0 then
+  @rare
+end
+-- Refills that came after the start have already given these permits back.
+local credit = cost - (wait >= last and 0 or ceil((last - wait) / period)) * refill
+if credit > 0 and tokens < capacity then
+  tokens, changed = min(capacity, tokens + credit), true
+end
 -- @write
 if stored[3] then
   call('HSET', key, 'tokens', tokens, 'last_refill', last)

@@ -25,8 +25,8 @@ if stored[3] == own then
     life = max(1, ceil(lives / tick))
     epoch, out, before = ceil(ceil(began / tick) / life), lent + 0, earlier + 0
   end
-  if at * tick <= since or at - now_tick > ceil(full / flow) or not (level <= full and level >= -full - flow) or
-    out + before > size or epoch > floor(now_tick / life) then
+  if not (at * tick > since and at - now_tick <= ceil(full / flow) and level <= full and level >= -full - flow and
+    out + before <= size and life <= 4503599627370496 and epoch <= floor(now_tick / life)) then
     @rare
   end
 elseif stored[1] or stored[2] or stored[3] or since > 0 then
@@ -72,10 +72,13 @@ if lent > 0 then
 end
 if admitted + lent > 0 then
   local amount = WATER and full - level or level
-  local permits = floor(amount / unit)
-  call('HSET', key, AMOUNT, permits, DATED, at * tick, 'limit', own, 'frac', amount - permits * unit)
+  local permits, dated, leases = floor(amount / unit), at * tick, nil
   if out + before > 0 then
-    call('HSET', key, 'leases', string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before))
+    leases = string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before)
+  end
+  call('HSET', key, AMOUNT, permits, DATED, dated, 'limit', own, 'frac', amount - permits * unit)
+  if leases then
+    call('HSET', key, 'leases', leases)
   elseif stored[5] then
     call('HDEL', key, 'leases')
   end

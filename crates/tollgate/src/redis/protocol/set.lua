@@ -5,7 +5,7 @@
 --          bytes: how many equal sets it has, and how many states of its own. Then for each state
 --            a byte for its algorithm, and one that is 1 if its denial binds the set
 --            its limit and one step, how many sets ask, as in single.lua (a log beside states that were computed: as in set_full_log.lua)
---          or, if the caller has computed the state (byte 0): numbers of eight bytes, how many sets take from it, milliseconds to live (0: nothing is written), how
+--          or, if the caller has computed the state (byte 0; 8 if all states would be plain without a mark): numbers of eight bytes, how many sets take from it, milliseconds to live (0: nothing is written), how
 --          many texts follow of fields to set with their values; how many of fields to remove, the fields that it was computed from, the texts
 --
 -- Returns numbers: 0, now, how many sets of each group were taken, and the states before. If a state is not plain, or is not the one that
@@ -42,7 +42,7 @@ step = function(i, group, most)
   local key, kind, binds, own, cost, wait, count, parts, fit, n, reply = KEYS[i], nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
   kind, binds = string.byte(numbers, position, position + 1)
   position = position + 2
-  if kind == 0 then
+  if kind == 0 or kind == 8 then
     local removals, texts = nil, {}
     cost, wait, count, own, removals, position = struct.unpack('>dddI4c0I4', numbers, position)
     for number = 1, count + removals do
@@ -50,7 +50,7 @@ step = function(i, group, most)
     end
     if cmsgpack.pack(call('HGETALL', key)) ~= own then
       -- Others have changed it. From now on they compute it as well, or their calls would always be first.
-      local limit = call('HMGET', key, 'limit')[1]
+      local limit = kind == 0 and call('HMGET', key, 'limit')[1]
       if limit and not string.find(limit, ' over ', 1, true) then
         call('HSET', key, 'limit', limit .. ' over 0 0')
       end

@@ -27,7 +27,8 @@ end
 local oldest, current = 3, 3 + buckets
 if stored[2] == own then
   -- The tail is never before the time that was seen: either may be ahead only if requests wait, or if the clock was set back.
-  if stored[1] - now > 0 then
+  local tail = stored[1] + 0
+  if not (tail >= 0 and tail <= now) then
     @rare
   end
 elseif stored[1] or stored[2] then
@@ -73,12 +74,15 @@ if fit < count and counts_denied == 1 and used + taken < limit then
 end
 -- @refund
 local number = floor(wait / length) - index + current
-if wait > now or number >= oldest and number < current then
+if wait > now then
   @rare
 end
-local credit = number == current and min(cost, (stored[current] or 0) + taken) or 0
-if credit > 0 then
-  taken, changed = taken - credit, true
+if number == current then
+  local credit = min(cost, (stored[current] or 0) + taken)
+  taken, changed = taken - credit, changed or credit > 0
+elseif number >= oldest and number < current and cost > 0 and (stored[number] or 0) - 0 > 0 then
+  stored[number] = stored[number] - min(cost, stored[number])
+  call('HSET', key, 'seen', now_text, 'tail', now_text, index - current + number, stored[number])
 end
 -- @write
 local counted = (stored[current] or 0) + taken
@@ -86,16 +90,17 @@ if stored[current] then
   -- In the same sub-bucket the key expires at the same time.
   call('HSET', key, 'seen', now_text, 'tail', now_text, index, counted)
 else
-  call('HSET', key, 'seen', now_text, 'tail', now_text, 'sub', length, 'limit', own, index, counted)
+  -- Sub-buckets that no longer count. Requests that have waited may have left older ones.
+  local gone = {}
   if stored[1] then
-    -- Requests that have waited may have left older ones.
-    local gone, last = {}, floor(stored[1] / length)
+    local last = floor(stored[1] / length)
     for number = last - 2 * buckets - 1, min(last, index - buckets - 1) do
       gone[#gone + 1] = number
     end
-    if gone[1] then
-      call('HDEL', key, unpack(gone))
-    end
+  end
+  call('HSET', key, 'seen', now_text, 'tail', now_text, 'sub', length, 'limit', own, index, counted)
+  if gone[1] then
+    call('HDEL', key, unpack(gone))
   end
   @expire((index + buckets + 1) * length)
 end

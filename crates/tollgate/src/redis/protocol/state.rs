@@ -78,6 +78,17 @@ pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<
         Limit::CalendarQuota(_) => calendar_quota::stored(fields),
         Limit::SlidingLog(_) => Err("a log has no fields".to_owned()),
     }?;
+    let unit = match &under {
+        Limit::TokenBucket(it) => it.unit(),
+        Limit::LeakyBucket(it) => it.room().unit(),
+        Limit::IntervalBucket(_) => 1,
+        Limit::FixedWindow(_) | Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::CalendarQuota(_) => {
+            u64::MAX
+        }
+    };
+    if over.rest as u64 >= unit {
+        return Err(format!("a carried debt of {} units beyond whole permits", over.rest));
+    }
     let forgone = pairs(fields.get("forgone"))?;
     let forgone = forgone.into_iter().map(|(start, units)| Forgone { start, units }).collect();
     Ok(Stored { under, state: state.with(Beside { over, forgone }) })
