@@ -12,8 +12,6 @@ use crate::node::{BEFORE, Nodes};
 use crate::redis::{on_one_core, server, url};
 use crate::report::{Report, median};
 
-/// Nodes on one key, half of which change their limit.
-const NODES: usize = 4;
 /// Requests under way at the same time on each node.
 const TASKS: usize = 16;
 /// How often a node changes its limit.
@@ -28,6 +26,7 @@ struct Seen {
     admissions: RefCell<Vec<(u64, u64)>>,
     answered: Cell<u64>,
     late: Cell<u64>,
+    calls: Cell<u64>,
 }
 
 impl Seen {
@@ -40,8 +39,8 @@ impl Seen {
 pub(crate) fn toggled(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
     let (mut late, mut late_alike, mut excess) = (Vec::new(), Vec::new(), 0);
     for _ in 0..rounds {
-        let alike = hot_key(duration, false)?;
-        let seen = hot_key(duration, true)?;
+        let alike = hot_key(duration, 4, Disturbed::Never)?;
+        let seen = hot_key(duration, 4, Disturbed::Toggled)?;
         let beyond = LARGE.excess(&mut seen.admissions.borrow_mut()).permits;
         println!(
             "  {} checks, {} admitted, excess over the larger limit {beyond}; past the deadline {:.3} % (all nodes alike {:.3} %)",
@@ -64,13 +63,42 @@ pub(crate) fn toggled(report: &mut Report, rounds: usize, duration: Duration) ->
     Ok(())
 }
 
-fn hot_key(duration: Duration, toggles: bool) -> Result<Rc<Seen>> {
+/// Eight nodes with the same limit, and a charge now and then, which cannot be decided by a script alone.
+pub(crate) fn charged(report: &mut Report, rounds: usize, duration: Duration) -> Result<()> {
+    let mut late = Vec::new();
+    for _ in 0..rounds {
+        let seen = hot_key(duration, 8, Disturbed::Charged)?;
+        println!(
+            "  {} checks by {} calls, past the deadline {:.3} %",
+            seen.answered.get(),
+            seen.calls.get(),
+            seen.late_percent()
+        );
+        late.push(seen.late_percent());
+    }
+    let late = median(late);
+    report.bar("key that is charged every 50 ms, past the deadline, %", late, late <= 0.5, "<= 0.5");
+    Ok(())
+}
+
+/// What happens to a hot key beside the checks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Disturbed {
+    Never,
+    /// Every other node changes its limit every 50 ms.
+    Toggled,
+    /// A node charges a permit every 50 ms.
+    Charged,
+}
+
+fn hot_key(duration: Duration, nodes: usize, disturbed: Disturbed) -> Result<Rc<Seen>> {
     let server = server()?;
     on_one_core(tokio::task::LocalSet::new().run_until(async {
         let seen = Rc::new(Seen::default());
         let mut tasks = tokio::task::JoinSet::new();
         let end = Instant::now() + duration;
-        for node in 0..NODES {
+        let mut engines = Vec::new();
+        for node in 0..nodes {
             let (engine, driver) = RedisEngine::new(RedisConfig::new(url(&server).parse()?));
             tokio::spawn(driver.run());
             engine.connected(Duration::from_secs(5)).await?;
@@ -78,13 +106,18 @@ fn hot_key(duration: Duration, toggles: bool) -> Result<Rc<Seen>> {
             let [large, small] = limiters;
             let limiters = Rc::new([large?, small?]);
             for _ in 0..TASKS {
-                let changes = toggles && node % 2 == 1;
+                let changes = disturbed == Disturbed::Toggled && node % 2 == 1;
                 tasks.spawn_local(ask(Rc::clone(&limiters), changes, Rc::clone(&seen), end));
             }
+            if disturbed == Disturbed::Charged && node == 0 {
+                tasks.spawn_local(charge(limiters, end));
+            }
+            engines.push(engine);
         }
         while let Some(task) = tasks.join_next().await {
             task??;
         }
+        seen.calls.set(engines.iter().map(|engine| engine.stats().calls).sum());
         Ok(seen)
     }))
 }
@@ -109,6 +142,17 @@ async fn ask(limiters: Rc<[RedisLimiter; 2]>, changes: bool, seen: Rc<Seen>, end
         }
         seen.answered.set(seen.answered.get() + 1);
         tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+async fn charge(limiters: Rc<[RedisLimiter; 2]>, end: Instant) -> Result<()> {
+    while Instant::now() < end {
+        match limiters[0].charge("hot", 1).await {
+            Ok(()) | Err(StoreError::Timeout(_)) => {}
+            Err(why) => return Err(why.into()),
+        }
+        tokio::time::sleep(EVERY).await;
     }
     Ok(())
 }

@@ -55,13 +55,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
 
 /// Requests with several limits, and nodes that do not agree.
-const SETS: [(&str, Scenario); 7] = [
+const SETS: [(&str, Scenario); 8] = [
     ("hot subject", hot_subject),
     ("own and shared", own_and_shared),
     ("four of one subject", four_of_one_subject),
     ("flood on one of four", flood_on_one_of_four),
     ("flood on a shared key", flood_on_a_shared_key),
     ("toggled", mixed::toggled),
+    ("charged", mixed::charged),
     ("side by side", mixed::side_by_side),
 ];
 

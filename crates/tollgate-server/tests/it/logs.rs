@@ -29,8 +29,7 @@ fn a_log_above_the_default_limit_needs_a_setting_and_is_warned_of_with_its_memor
     let policy = write(LARGE);
     let (code, said) = tollgate(&["policy", "check", policy.path().to_str().unwrap()]);
     assert_eq!(code, Some(0), "{said}");
-    let warning =
-        "warning: exports: SLIDING_WINDOW with 600000 permits: one key takes up to 78 MB in Redis, 29 MB in memory";
+    let warning = "warning: exports: SLIDING_WINDOW with 600000 permits: one key takes up to 78 MB in Redis, 29 MB in memory";
     assert!(said.contains(warning) && said.contains("sliding_window.max_limit: 600000"), "{said}");
 
     let inline = format!("policy: {}\n", policy.path().display());
