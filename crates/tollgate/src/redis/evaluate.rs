@@ -23,9 +23,25 @@ pub(super) struct Computation<T> {
     pub(super) result: T,
     /// Nothing, if the state stays as it is.
     pub(super) write: Option<Write>,
-    /// Whether the state is marked if the write loses a race: then other nodes compute it as well. Not for a node that computes for no other
-    /// reason than such a mark, or marks would follow marks.
-    pub(super) marks: bool,
+    pub(super) on_loss: OnLoss,
+}
+
+/// What follows if other nodes have changed the state before the write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum OnLoss {
+    /// The script is asked first: only a mark kept it from deciding. A mark by this node would follow on the mark of another, without end.
+    AskScript,
+    /// The next state is computed again. Permits of the state are lent, which few calls change.
+    Compute,
+    /// The state is marked, so that other nodes compute it as well, and the next state is computed again. Without the mark, calls of the
+    /// script would be quicker each time.
+    MarkAndCompute,
+}
+
+impl OnLoss {
+    pub(super) fn marks(self) -> bool {
+        self == Self::MarkAndCompute
+    }
 }
 
 /// The answers of a call on one key.
@@ -123,8 +139,9 @@ pub(super) fn compute(
         }
         Memory::State(_) | Memory::Denied(..) | Memory::Nothing => None,
     };
-    let marks = !found.is_plain || questions.iter().any(|it| it.ask().wait.is_some());
-    Ok(Computation { result: evaluated, write, marks })
+    let waits = questions.iter().any(|it| it.ask().wait.is_some());
+    let on_loss = if waits { OnLoss::MarkAndCompute } else { found.on_loss };
+    Ok(Computation { result: evaluated, write, on_loss })
 }
 
 /// Whether there is something to write. A bucket that nobody has a lease of is stored without leases.
@@ -149,7 +166,7 @@ pub(super) fn compute_changes(
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
 ) -> Result<Computation<Option<u64>>, StoreError> {
-    let unchanged = |result| Computation { result, write: None, marks: true };
+    let unchanged = |result| Computation { result, write: None, on_loss: OnLoss::MarkAndCompute };
     let fields = Fields::parse(snapshot)?;
     let limit = &stored.limit;
     let Found { state: found, is_converted, .. } = Found::new(stored, key, &fields, doubt, now)?;
@@ -182,7 +199,7 @@ pub(super) fn compute_changes(
     if let Some(number) = returned {
         difference.set.extend(["returns".to_owned(), number.to_string()]);
     }
-    Ok(Computation { result: None, write: Some((difference, matters)), marks: true })
+    Ok(Computation { result: None, write: Some((difference, matters)), on_loss: OnLoss::MarkAndCompute })
 }
 
 /// Takes back permits that were lent. If they were not counted as out, they were an ordinary debit.
@@ -203,8 +220,8 @@ pub(super) struct Found {
     pub(super) state: State,
     /// Whether it was written under another limit.
     pub(super) is_converted: bool,
-    /// Whether a script could decide on it, but for a mark.
-    pub(super) is_plain: bool,
+    /// What an ask does if other nodes change the state meanwhile.
+    pub(super) on_loss: OnLoss,
 }
 
 impl Found {
@@ -223,20 +240,29 @@ impl Found {
             (false, _) => stored_state(asking, fields).map_err(|why| StoreError::foreign(key, why))?,
         };
         let is_converted = !limit.understands(&under);
-        let is_plain = !is_converted && doubt.is_none() && is_plain(&state, now);
+        let on_loss = match is_converted || doubt.is_some() {
+            true => OnLoss::MarkAndCompute,
+            false => on_loss(&state, now),
+        };
         if let Some(Doubt { since, life }) = doubt {
             under.distrust(&mut state, now, since, life);
         }
-        Ok(Self { state: limit.carry_over(&under, state, now), is_converted, is_plain })
+        Ok(Self { state: limit.carry_over(&under, state, now), is_converted, on_loss })
     }
 }
 
-/// Whether a state has nothing beside it, and nobody waits or has a lease.
-fn is_plain(state: &State, now: Timestamp) -> bool {
+/// What follows a lost race for a state that was written under the limit that asks.
+fn on_loss(state: &State, now: Timestamp) -> OnLoss {
     match state {
-        State::Carried(_) | State::Lent(_) => false,
-        State::Counter(it) => it.tail <= now.as_micros() as i64,
-        State::Bucket(_) | State::Interval(_) | State::Window(_) | State::Log(_) | State::Calendar(_) => true,
+        State::Lent(_) => OnLoss::Compute,
+        State::Carried(_) => OnLoss::MarkAndCompute,
+        State::Counter(it) if it.tail > now.as_micros() as i64 => OnLoss::MarkAndCompute,
+        State::Bucket(_)
+        | State::Interval(_)
+        | State::Window(_)
+        | State::Log(_)
+        | State::Counter(_)
+        | State::Calendar(_) => OnLoss::AskScript,
     }
 }
 
@@ -455,10 +481,10 @@ mod tests {
                     Reply::Rare { now, snapshots } => {
                         rare += 1;
                         let snapshot = snapshots.get(0).unwrap();
-                        let Computation { result: found, write, marks } =
+                        let Computation { result: found, write, on_loss } =
                             compute(&limit, &questions, doubt, (&key, snapshot), now).unwrap();
                         if let Some(write) = write {
-                            let value = say(protocol::commit(&key, snapshot, (&write, marks), to));
+                            let value = say(protocol::commit(&key, snapshot, (&write, on_loss.marks()), to));
                             assert!(matches!(Reply::new(&value), Ok(Reply::Decided { .. })), "{context}");
                         }
                         found

@@ -5,7 +5,7 @@ use tollgate_core::algorithm::Algorithm;
 use tollgate_core::{Ask, Limit, Outcome, Standing, State, Timestamp};
 
 use super::error::StoreError;
-use super::evaluate::{Found, Memory, decision};
+use super::evaluate::{Found, Memory, OnLoss, decision};
 use super::protocol::{Computed, Doubt, Fields, LogView, Reader, Snapshots, Starts, plain_state, write};
 use super::set::{CheckSet, GroupCall, SetAnswer, SetCall};
 
@@ -47,8 +47,7 @@ pub(super) struct SetsComputed<'a> {
     pub(super) evaluated: SetsEvaluated,
     /// By state. None of a log, on which the script decides.
     pub(super) computed: Vec<Option<Computed<'a>>>,
-    /// As in [`Computation`](super::evaluate::Computation).
-    pub(super) marks: bool,
+    pub(super) on_loss: OnLoss,
 }
 
 impl SetsComputed<'_> {
@@ -81,7 +80,8 @@ pub(super) fn compute_sets<'a>(
         found.push(Some((fields, state)));
     }
     let waits = call.states.iter().any(|member| member.ask.wait.is_some());
-    let marks = waits || found.iter().flatten().any(|(_, found)| !found.is_plain);
+    let worst = found.iter().flatten().map(|(_, found)| found.on_loss).max().unwrap_or(OnLoss::AskScript);
+    let on_loss = if waits { OnLoss::MarkAndCompute } else { worst };
     let (answers, takers) = evaluate_groups(call, &mut states, now, None)?;
     let memories: Vec<_> = states.into_iter().map(Evaluating::into_memory).collect();
     let mut computed = Vec::with_capacity(found.len());
@@ -94,7 +94,11 @@ pub(super) fn compute_sets<'a>(
         let write = is_written.then(|| write(&call.states[number].limit, state, &fields, now));
         computed.push(Some(Computed { snapshot: snapshots.get(number)?, write, takers: takers[number] }));
     }
-    Ok(SetsComputed { evaluated: SetsEvaluated { answers, undecided: None, memories, now }, computed, marks })
+    Ok(SetsComputed {
+        evaluated: SetsEvaluated { answers, undecided: None, memories, now },
+        computed,
+        on_loss,
+    })
 }
 
 /// Whether a state was taken from, or has denied: a state that was converted is kept then.

@@ -7,7 +7,7 @@ use tollgate_core::{Limit, Micros, Outcome, Timestamp};
 
 use super::Inner;
 use super::error::StoreError;
-use super::evaluate::{Computation, Evaluated, Memory, Write, compute, compute_changes, evaluate};
+use super::evaluate::{Computation, Evaluated, Memory, OnLoss, Write, compute, compute_changes, evaluate};
 use super::evaluate_sets::{SetsComputed, SetsEvaluated, compute_sets, evaluate_sets, with_logs};
 use super::limit::StoredLimit;
 use super::lines::LineKey;
@@ -127,7 +127,7 @@ struct Pending<T> {
     snapshots: Snapshots,
     doubt: Option<Doubt>,
     write: Write,
-    marks: bool,
+    on_loss: OnLoss,
 }
 
 enum Next<T> {
@@ -158,9 +158,9 @@ impl Inner {
                 *doubt.lock() = doubted;
                 match &pending {
                     None => exchange.call(limit, (kind, &line.key), doubted, to),
-                    Some(Pending { snapshots, doubt, write, marks, .. }) if *doubt == doubted => {
+                    Some(Pending { snapshots, doubt, write, on_loss, .. }) if *doubt == doubted => {
                         let snapshot = snapshots.get(0).unwrap_or_default();
-                        protocol::commit(&line.key, snapshot, (write, *marks), to)
+                        protocol::commit(&line.key, snapshot, (write, on_loss.marks()), to)
                     }
                     // Another server has taken over meanwhile.
                     Some(_) => protocol::read([&*line.key].into_iter(), to),
@@ -176,15 +176,16 @@ impl Inner {
                     Ok(Next::Done(Exchanged { result, sent, received }))
                 }
                 (Reply::Rare { .. }, None) if is_log && kind == Kind::Plain => Ok(Next::FullLog),
-                (Reply::Rare { .. }, Some(Pending { marks: false, .. })) => Ok(Next::Again),
+                (Reply::Rare { .. }, Some(Pending { on_loss: OnLoss::AskScript, .. })) => Ok(Next::Again),
                 (Reply::Rare { now, snapshots }, _) => {
                     let doubt = *doubt.lock();
                     let state = (&*line.key, snapshots.get(0)?);
-                    let Computation { result, write, marks } = exchange.compute(limit, doubt, state, now)?;
+                    let Computation { result, write, on_loss } =
+                        exchange.compute(limit, doubt, state, now)?;
                     let exchanged = Exchanged { result, sent, received };
                     Ok(match write {
                         None => Next::Done(exchanged),
-                        Some(write) => Next::Commit(Pending { exchanged, snapshots, doubt, write, marks }),
+                        Some(write) => Next::Commit(Pending { exchanged, snapshots, doubt, write, on_loss }),
                     })
                 }
             });
@@ -293,7 +294,12 @@ impl Inner {
             let command = match (&pending, &computed) {
                 (Some(pending), Some(computed)) if pending.doubts == doubted => {
                     let PendingSets { snapshots, now, .. } = pending;
-                    protocol::commit_sets(call, (&computed.computed, computed.marks), (snapshots, *now), to)
+                    protocol::commit_sets(
+                        call,
+                        (&computed.computed, computed.on_loss.marks()),
+                        (snapshots, *now),
+                        to,
+                    )
                 }
                 // Another server has taken over meanwhile.
                 (Some(_), _) => protocol::read(call.keys(), to),
@@ -324,7 +330,9 @@ impl Inner {
                 let result = evaluate_sets(call, now, numbers)?;
                 Ok(NextSets::Done(Exchanged { result, sent, received }))
             }
-            (Reply::Rare { .. }, Some(_), Some(SetsComputed { marks: false, .. })) => Ok(NextSets::Again),
+            (Reply::Rare { .. }, Some(_), Some(SetsComputed { on_loss: OnLoss::AskScript, .. })) => {
+                Ok(NextSets::Again)
+            }
             (Reply::Rare { now, snapshots }, _, _) => {
                 let doubts = doubts.lock().clone();
                 Ok(NextSets::Commit(PendingSets { snapshots, doubts, now, sent, received }))

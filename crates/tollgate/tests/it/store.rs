@@ -523,3 +523,41 @@ fn installations_with_different_key_prefixes_on_one_cluster_never_meet() {
         assert!(heads.contains("shop:token_bucket") && heads.contains("bank:eu:token_bucket"), "{heads:?}");
     });
 }
+
+/// Values that scripts would compute with, if they did not look: what is not a whole number, or not a plausible one.
+const ODD_NUMBERS: [&str; 9] =
+    ["nan", "-nan", "inf", "-inf", "1e300", "-1e300", "9007199254740993", "1.5", "x"];
+
+#[test]
+fn odd_numbers_in_a_state_hold_up_no_server_and_leave_no_key_without_time_to_live() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine(&server.url());
+        for name in LIMITS {
+            let limit = named_limit(name);
+            if matches!(limit, Limit::SlidingLog(_)) {
+                continue;
+            }
+            let limiter = engine.limiter(name, limit);
+            let key = format!("rate_limiter:{name}:user:1");
+            limiter.try_acquire("user:1", 1).await.unwrap();
+            let stored = server.cli(&["HGETALL", &key]);
+            let fields: Vec<_> = stored.lines().step_by(2).collect();
+            assert!(!fields.is_empty(), "{name}: {stored}");
+            for field in fields {
+                for odd in ODD_NUMBERS {
+                    limiter.reset("user:1").await.unwrap();
+                    limiter.try_acquire("user:1", 1).await.unwrap();
+                    server.cli(&["HSET", &key, field, odd]);
+                    // Whether it is refused or understood: it is answered, and so is everybody else.
+                    let answered = limiter.try_acquire("user:1", 1).await;
+                    let context = format!("{name}: {field} = {odd}: {answered:?}");
+                    assert!(!matches!(answered, Err(tollgate::StoreError::Timeout(_))), "{context}");
+                    assert_eq!(server.cli(&["PING"]).trim(), "PONG", "{context}");
+                    let left: i64 = server.cli(&["PTTL", &key]).trim().parse().unwrap();
+                    assert!(left > 0, "{context}: time to live {left}");
+                }
+            }
+        }
+    });
+}

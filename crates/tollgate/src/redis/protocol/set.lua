@@ -5,8 +5,9 @@
 --          bytes: how many equal sets it has, and how many states of its own. Then for each state
 --            a byte for its algorithm, and one that is 1 if its denial binds the set
 --            its limit and one step, how many sets ask, as in single.lua (a log beside states that were computed: as in set_full_log.lua)
---          or, if the caller has computed the state (byte 0; 8 if all states would be plain without a mark): numbers of eight bytes, how many sets take from it, milliseconds to live (0: nothing is written), how
---          many texts follow of fields to set with their values; how many of fields to remove, the fields that it was computed from, the texts
+--          or, if the caller has computed the state (byte 0, or 8: then it is not marked if it has changed), numbers of eight bytes: how
+--            many sets take from it, milliseconds to live (0: nothing is written), how many texts follow of fields to set with their values;
+--            then the fields that it was computed from, how many texts follow of fields to remove, and the texts
 --
 -- Returns numbers: 0, now, how many sets of each group were taken, and the states before. If a state is not plain, or is not the one that
 -- was computed from, nothing is taken: -1, now, and the fields of all states that are hashes.
