@@ -561,3 +561,36 @@ fn odd_numbers_in_a_state_hold_up_no_server_and_leave_no_key_without_time_to_liv
         }
     });
 }
+
+#[test]
+fn a_bucket_of_one_permit_with_waiting_callers_takes_one_call_for_each_check() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine(&server.url());
+        let limit = Limit::TokenBucket(tollgate::TokenBucket::new(1, Rate::per_second(10)).unwrap());
+        let limiter = engine.limiter("token_bucket", limit);
+        let ask = tollgate::Ask::of(1).within(tollgate::Micros::from_millis(100));
+        limiter.acquire("user:1", ask).await.unwrap();
+        let before = engine.stats().calls;
+        let waits = limiter.acquire("user:1", ask).await.unwrap();
+        assert!(waits.is_admitted() && waits.outcome.delay() > tollgate::Micros::ZERO, "{waits:?}");
+        assert_eq!(engine.stats().calls - before, 1);
+    });
+}
+
+#[test]
+fn a_carried_debt_that_no_limit_can_have_is_refused() {
+    run(async {
+        let server = RedisServer::start();
+        let engine = engine(&server.url());
+        let limiter = slow_bucket(&engine);
+        limiter.try_acquire("user:1", 1).await.unwrap();
+        let key = "rate_limiter:token_bucket:user:1";
+        let limit = server.cli(&["HGET", key, "limit"]);
+        let debt = format!("{} over 0 9007199254740000", limit.trim());
+        server.cli(&["HSET", key, "limit", &debt]);
+        let refused = limiter.try_acquire("user:1", 1).await;
+        assert!(matches!(refused, Err(tollgate::StoreError::Foreign { .. })), "{refused:?}");
+        assert_eq!(server.cli(&["HGET", key, "limit"]).trim(), debt, "it is left alone");
+    });
+}
