@@ -309,7 +309,7 @@ impl Memory {
         }
     }
 
-    /// The answer to an ask, if it can be no other than a denial. The server's time is between `early` and `late`.
+    /// Denies an ask if the store would provably deny it too. The server's time is between `early` and `late`.
     pub(super) fn denies(
         &self,
         limit: &Limit,

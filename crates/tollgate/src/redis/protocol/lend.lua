@@ -76,14 +76,15 @@ if admitted + lent > 0 then
   if out + before > 0 then
     leases = string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before)
   end
+  -- The state matters until all leases are over and the bucket is full.
+  while out + before > 0 do
+    next_epoch()
+  end
   call('HSET', key, AMOUNT, permits, DATED, dated, 'limit', own, 'frac', amount - permits * unit)
   if leases then
     call('HSET', key, 'leases', leases)
   elseif stored[5] then
     call('HDEL', key, 'leases')
-  end
-  while out + before > 0 do
-    next_epoch()
   end
   @expire((at + ceil((full - level) / flow)) * tick)
 end
