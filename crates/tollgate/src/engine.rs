@@ -102,7 +102,10 @@ impl Engine {
     pub async fn decide(&self, checks: &[Check<'_>]) -> Verdicts {
         let decided: Result<_, Infallible> = match self {
             Self::Memory(engine) => engine.decide(checks).await,
-            Self::Shared(engine) => engine.0.decide(checks).await,
+            Self::Shared(SharedEngine(lease)) => match lease.decide_locally(checks) {
+                Ok(verdicts) => return verdicts,
+                Err(rest) => lease.decide_in_store(checks, rest).await,
+            },
         };
         let Ok(verdicts) = decided;
         verdicts

@@ -57,4 +57,4 @@ impl Verdict {
 
 /// The verdicts on the checks of a request, in their order. `None`: the check was not decided, because another limit is known to deny the
 /// request, or because the check is only counted and would have held up the others.
-pub type Verdicts = SmallVec<[Option<Verdict>; 4]>;
+pub type Verdicts = SmallVec<[Option<Verdict>; 1]>;

@@ -103,10 +103,10 @@ impl Holding {
         terms: &LeaseTerms,
         parts: Option<u64>,
     ) -> Move {
-        self.decide_spending(now, cost, waits, terms, parts, &mut Spent::default())
+        self.decide_spending(now, cost, waits, terms, parts, None)
     }
 
-    /// The same, and notes what was spent, so that it can be taken back.
+    /// The same, and notes what was spent if it may have to be taken back.
     #[inline]
     pub fn decide_spending(
         &mut self,
@@ -115,7 +115,7 @@ impl Holding {
         waits: bool,
         terms: &LeaseTerms,
         parts: Option<u64>,
-        spent: &mut Spent,
+        spent: Option<&mut Spent>,
     ) -> Move {
         self.demand.note(now, cost);
         self.used_at = now;
@@ -242,7 +242,22 @@ impl Holding {
 
     /// Takes permits, those that end first before others; all or none.
     #[inline]
-    fn spend(&mut self, now: Timestamp, cost: u64, spent: &mut Spent) -> bool {
+    fn spend(&mut self, now: Timestamp, cost: u64, spent: Option<&mut Spent>) -> bool {
+        let first = self.leases.iter_mut().find(|lease| now < lease.ends && lease.left > 0);
+        match first {
+            Some(lease) if lease.left >= cost => {
+                lease.left -= cost;
+                if let Some(spent) = spent {
+                    spent.0.push(Lease { left: cost, ..*lease });
+                }
+                true
+            }
+            Some(_) => self.spend_of_several(now, cost, spent),
+            None => cost == 0,
+        }
+    }
+
+    fn spend_of_several(&mut self, now: Timestamp, cost: u64, mut spent: Option<&mut Spent>) -> bool {
         if self.left(now) < cost {
             return false;
         }
@@ -251,7 +266,9 @@ impl Holding {
             let taken = missing.min(lease.left);
             lease.left -= taken;
             missing -= taken;
-            spent.0.push(Lease { left: taken, ..*lease });
+            if let Some(spent) = &mut spent {
+                spent.0.push(Lease { left: taken, ..*lease });
+            }
             if missing == 0 {
                 break;
             }

@@ -14,21 +14,18 @@ use crate::by_limit::Table;
 use crate::check::{Check, HashedKey};
 use crate::verdict::{Basis, Verdict, Verdicts};
 
-/// How far a request can be decided without the store.
-#[expect(clippy::large_enum_variant, reason = "the large one is the most frequent, and is never stored")]
-pub(super) enum Local<'a, B: Store> {
-    /// All of it.
-    Decided(Verdicts),
-    /// None of its limits is leased.
-    NotLeased,
+/// What the store has to decide of a request.
+pub(crate) enum Rest<'a, B: Store> {
+    /// All of it: none of its limits is leased.
+    All,
     /// Its only limit has nothing to spend: the store decides, and is asked for so many permits more.
     One(Arc<Leased<B>>, u64),
-    /// The store decides on the rest.
+    /// Some of its limits.
     Part(Box<Part<'a, B>>),
 }
 
 /// A request some of whose limits need the store.
-pub(super) struct Part<'a, B: Store> {
+pub(crate) struct Part<'a, B: Store> {
     /// In the order of the checks: those that are decided here.
     pub(super) verdicts: Verdicts,
     pub(super) spent: SpentHere<'a, B>,
@@ -68,10 +65,10 @@ impl<B: Store> Inner<B> {
     /// Decides on a request by what is held, as far as that goes. Leased limits are taken first; if one of them is known to deny, nothing is
     /// taken.
     #[inline]
-    pub(super) fn decide_locally<'a>(&self, checks: &[Check<'a>]) -> Local<'a, B> {
+    pub(super) fn decide_locally<'a>(&self, checks: &[Check<'a>]) -> Result<Verdicts, Rest<'a, B>> {
         let limits = self.limits.read();
         if limits.is_empty() || self.closed.load(Ordering::Relaxed) {
-            return Local::NotLeased;
+            return Err(Rest::All);
         }
         match checks {
             [check] => decide_one(&limits, check),
@@ -91,17 +88,17 @@ const fn leased(decision: Decision) -> Option<Verdict> {
 }
 
 #[inline]
-fn decide_one<'a, B: Store>(limits: &Table<Leased<B>>, check: &Check<'a>) -> Local<'a, B> {
-    let Some(it) = leased_of(limits, check) else { return Local::NotLeased };
-    match it.table.decide(check, it.now(), &it.limit, &it.terms, it.parts()) {
-        Moved::Spent { decision, fetch, .. } => {
+fn decide_one<'a, B: Store>(limits: &Table<Leased<B>>, check: &Check<'a>) -> Result<Verdicts, Rest<'a, B>> {
+    let Some(it) = leased_of(limits, check) else { return Err(Rest::All) };
+    match it.table.decide(check, it.now(), &it.limit, &it.terms, it.parts(), None) {
+        Moved::Spent { decision, fetch } => {
             if fetch > 0 {
                 it.fetch(check.key, fetch);
             }
-            Local::Decided(Verdicts::from_iter([leased(decision)]))
+            Ok(Verdicts::from_iter([leased(decision)]))
         }
-        Moved::Denied(decision) => Local::Decided(Verdicts::from_iter([leased(decision)])),
-        Moved::Ask { ahead } => Local::One(Arc::clone(it), ahead),
+        Moved::Denied(decision) => Ok(Verdicts::from_iter([leased(decision)])),
+        Moved::Ask { ahead } => Err(Rest::One(Arc::clone(it), ahead)),
     }
 }
 
@@ -109,7 +106,7 @@ fn decide_several<'a, B: Store>(
     limits: &Table<Leased<B>>,
     checks: &[Check<'a>],
     now: Timestamp,
-) -> Local<'a, B> {
+) -> Result<Verdicts, Rest<'a, B>> {
     let mut verdicts = Verdicts::from_elem(None, checks.len());
     let mut spent: SmallVec<[SpentOf<'a, &Arc<Leased<B>>>; 4]> = SmallVec::new();
     let (mut numbers, mut asked) = (SmallVec::<[usize; 4]>::new(), SmallVec::new());
@@ -120,8 +117,9 @@ fn decide_several<'a, B: Store>(
             continue;
         };
         is_any_leased = true;
-        match it.table.decide(check, now, &it.limit, &it.terms, it.parts()) {
-            Moved::Spent { decision, spent: permits, fetch } => {
+        let mut permits = Spent::default();
+        match it.table.decide(check, now, &it.limit, &it.terms, it.parts(), Some(&mut permits)) {
+            Moved::Spent { decision, fetch } => {
                 if fetch > 0 {
                     it.fetch(check.key, fetch);
                 }
@@ -134,7 +132,7 @@ fn decide_several<'a, B: Store>(
                 }
                 let mut verdicts = Verdicts::from_elem(None, checks.len());
                 verdicts[number] = leased(decision);
-                return Local::Decided(verdicts);
+                return Ok(verdicts);
             }
             Moved::Denied(decision) => verdicts[number] = leased(decision),
             Moved::Ask { ahead } => {
@@ -148,11 +146,11 @@ fn decide_several<'a, B: Store>(
         }
     }
     if !is_any_leased {
-        return Local::NotLeased;
+        return Err(Rest::All);
     }
     // What is only counted never holds up a request that is decided here.
     if numbers.iter().all(|number| !checks[*number].enforced) {
-        return Local::Decided(verdicts);
+        return Ok(verdicts);
     }
     let rest = numbers.iter().map(|number| checks[*number]).collect();
     let own = |it: SpentOf<'a, &Arc<Leased<B>>>| SpentOf {
@@ -161,5 +159,5 @@ fn decide_several<'a, B: Store>(
         spent: it.spent,
     };
     let spent = spent.into_iter().map(own).collect();
-    Local::Part(Box::new(Part { verdicts, spent: SpentHere(spent), rest, numbers, asked }))
+    Err(Rest::Part(Box::new(Part { verdicts, spent: SpentHere(spent), rest, numbers, asked })))
 }

@@ -15,7 +15,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 use tollgate_core::{Ask, LeaseTerms, Limit, Micros, Outcome, Timestamp};
 
-use self::local::{Local, Part};
+use self::local::{Part, Rest};
 use self::table::{GivenUp, Table};
 use crate::backend::{Backend, Deadlines, Store, Wanted};
 use crate::by_limit::ByLimit;
@@ -94,7 +94,7 @@ struct Inner<B: Store> {
 }
 
 /// A limit that nodes borrow from.
-struct Leased<B: Store> {
+pub(crate) struct Leased<B: Store> {
     backend: B,
     id: LimitId,
     limit: Limit,
@@ -143,6 +143,26 @@ impl<B: Store> Lease<B> {
             all.add(&leased.stats());
         }
         all
+    }
+
+    /// Decides on a request by what is held, or says what the store has to decide. Apart from [`Lease::decide_in_store`], because most
+    /// requests end here: they need no future.
+    #[inline]
+    pub(crate) fn decide_locally<'a>(&self, checks: &[Check<'a>]) -> Result<Verdicts, Rest<'a, B>> {
+        self.0.decide_locally(checks)
+    }
+
+    /// Decides on a request that could not be decided locally.
+    pub(crate) async fn decide_in_store<'a>(
+        &self,
+        checks: &[Check<'a>],
+        rest: Rest<'a, B>,
+    ) -> Result<Verdicts, B::Error> {
+        match rest {
+            Rest::All => self.0.backend.decide(checks).await,
+            Rest::One(leased, ahead) => Box::pin(self.ask_store(&leased, &checks[0], ahead)).await,
+            Rest::Part(part) => Box::pin(self.decide_rest(*part)).await,
+        }
     }
 
     /// Decides on one check whose limit has nothing to spend here, and asks for `ahead` permits more with the same call.
@@ -262,11 +282,9 @@ impl<B: Store> Backend for Lease<B> {
 
     #[inline]
     async fn decide(&self, checks: &[Check<'_>]) -> Result<Verdicts, B::Error> {
-        match self.0.decide_locally(checks) {
-            Local::Decided(verdicts) => Ok(verdicts),
-            Local::NotLeased => self.0.backend.decide(checks).await,
-            Local::One(leased, ahead) => Box::pin(self.ask_store(&leased, &checks[0], ahead)).await,
-            Local::Part(part) => Box::pin(self.decide_rest(*part)).await,
+        match self.decide_locally(checks) {
+            Ok(verdicts) => Ok(verdicts),
+            Err(rest) => self.decide_in_store(checks, rest).await,
         }
     }
 

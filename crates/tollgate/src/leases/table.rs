@@ -42,8 +42,8 @@ pub(super) struct Cell {
 
 /// What becomes of a check.
 pub(super) enum Moved {
-    /// It is admitted: these permits were spent. So many are to be fetched, or none.
-    Spent { decision: Decision, spent: Spent, fetch: u64 },
+    /// It is admitted. So many permits are to be fetched, or none.
+    Spent { decision: Decision, fetch: u64 },
     /// It is denied.
     Denied(Decision),
     /// The store decides, and is asked for so many permits more.
@@ -68,7 +68,7 @@ impl Table {
         Self { shards: (0..SHARDS).map(|_| Lock::new(Shard::default())).collect() }
     }
 
-    /// Decides on a check by what is held, as far as that goes.
+    /// Decides on a check by what is held, as far as that goes, and notes what was spent if it may have to be taken back.
     #[inline]
     pub(super) fn decide(
         &self,
@@ -77,6 +77,7 @@ impl Table {
         limit: &Limit,
         terms: &LeaseTerms,
         parts: Option<u64>,
+        spent: Option<&mut Spent>,
     ) -> Moved {
         let (cost, waits) = (check.ask.cost, check.ask.wait.is_some_and(|wait| wait > Micros::ZERO));
         let hash = check.key.hash();
@@ -93,11 +94,10 @@ impl Table {
             }
             return Moved::Ask { ahead: 0 };
         };
-        let mut spent = Spent::default();
-        match cell.holding.decide_spending(now, cost, waits, terms, parts, &mut spent) {
+        match cell.holding.decide_spending(now, cost, waits, terms, parts, spent) {
             Move::Spend { fetch } => {
                 stats.spent += cost;
-                Moved::Spent { decision: cell.decision(Outcome::NOW, now, limit), spent, fetch }
+                Moved::Spent { decision: cell.decision(Outcome::NOW, now, limit), fetch }
             }
             Move::Deny { retry } => Moved::Denied(cell.decision(Outcome::Denied { retry }, now, limit)),
             Move::Ask { ahead } => Moved::Ask { ahead },

@@ -297,7 +297,7 @@ impl MemoryLimiter {
         }
         let asker = self.asker(key);
         let mut shard = self.table.shard(asker.hash).lock();
-        shard.update(asker, algorithm, self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
+        shard.update(asker, algorithm, || self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
     }
 
     /// Whether an ask has to do with the state: one for nothing is admitted and one for too much is not, whatever it is.
@@ -326,10 +326,15 @@ impl MemoryLimiter {
         if self.changes_beside(ask) {
             return self.decide_whole(algorithm, &mut shard, asker, ask);
         }
-        let (outcome, snapshot) = shard.update(asker, algorithm, self.takes(ask), |state| {
-            let outcome = algorithm.decide(state, now, ask);
-            (outcome, algorithm.snapshot(state, now))
-        });
+        let (outcome, snapshot) = shard.update(
+            asker,
+            algorithm,
+            || self.takes(ask),
+            |state| {
+                let outcome = algorithm.decide(state, now, ask);
+                (outcome, algorithm.snapshot(state, now))
+            },
+        );
         drop(shard);
         self.decision(outcome, algorithm.standing_of(snapshot, now), now)
     }
@@ -383,10 +388,15 @@ impl MemoryLimiter {
                 self.limit.refund(state, now, permits, at);
             });
         }
-        shard.update(asker, algorithm, takes, |state| match change {
-            Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
-            Change::Charge { permits } => algorithm.charge(state, now, permits),
-        });
+        shard.update(
+            asker,
+            algorithm,
+            || takes,
+            |state| match change {
+                Change::Refund { permits, at } => algorithm.refund(state, now, permits, at),
+                Change::Charge { permits } => algorithm.charge(state, now, permits),
+            },
+        );
     }
 }
 

@@ -110,10 +110,15 @@ impl MemoryLimiter {
         if self.changes_beside(ask) {
             return self.decide_whole(algorithm, shard, asker, ask);
         }
-        let (outcome, snapshot) = shard.update(asker, algorithm, self.takes(ask), |state| {
-            let outcome = algorithm.decide(state, now, ask);
-            (outcome, algorithm.snapshot(state, now))
-        });
+        let (outcome, snapshot) = shard.update(
+            asker,
+            algorithm,
+            || self.takes(ask),
+            |state| {
+                let outcome = algorithm.decide(state, now, ask);
+                (outcome, algorithm.snapshot(state, now))
+            },
+        );
         self.decision(outcome, algorithm.standing_of(snapshot, now), now)
     }
 }

@@ -296,7 +296,7 @@ impl Shard {
         &mut self,
         asker: Asker<'_>,
         algorithm: &A,
-        takes: bool,
+        takes: impl FnOnce() -> bool,
         change: impl FnOnce(&mut A::State) -> R,
     ) -> R {
         let Asker { hash, id, .. } = asker;
@@ -308,7 +308,7 @@ impl Shard {
                 self.slots.set(at, Slot { hash, word: word(id, bits) });
                 return result;
             }
-            return self.go_on(at, asker, algorithm, takes, change);
+            return self.go_on(at, asker, algorithm, takes(), change);
         }
         self.begin(asker, algorithm, change)
     }
