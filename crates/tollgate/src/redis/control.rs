@@ -1,4 +1,9 @@
 //! What all nodes of a store go by: a policy that was pushed to one of them, and tiers that were assigned.
+//!
+//! The policy is a hash with number, epoch and text, which is empty once it was withdrawn. The tiers are a hash with number, epoch, members
+//! (how many have a tier), `t FAMILY MEMBER` for each tier that is assigned, and the latest changes by their number: `c NUMBER`, and
+//! `e NUMBER` with the epoch. A store that holds a lower number than a node knows, or none, has lost data: a withdrawn policy leaves its
+//! number behind. Reads are one command each; changes are compared with what was read (`control.lua`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +13,7 @@ use tokio::time::Instant;
 
 use super::error::StoreError;
 use super::node::Bearings;
-use super::protocol::{self, Order};
+use super::protocol::{self, Command, VersionedChange};
 use super::{Inner, RedisEngine};
 
 /// Nobody's request waits for it.
@@ -17,6 +22,15 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 pub const ASSIGNED_MAX: u64 = 100_000;
 /// Tiers that one call writes back: the store is busy with it for well under a millisecond.
 const RESTORED_AT_ONCE: usize = 200;
+/// Unfinished tiers are kept for so long after the last part: their node may be gone.
+const UNFINISHED_KEPT: Duration = Duration::from_secs(60);
+/// Changes to the tiers that the store keeps: a node that knows of an older state reads all tiers.
+const CHANGES_KEPT: u64 = 1_000;
+/// Attempts to make a change: each fails only because somebody else has made one.
+const ATTEMPTS: usize = 16;
+/// The keys of [`Control`].
+const POLICY: usize = 0;
+const TIERS: usize = 1;
 
 /// What nodes of a store tell each other. Clones share it.
 #[derive(Clone)]
@@ -38,11 +52,6 @@ impl Version {
     /// Whether a node that knows `known` should go by this version.
     fn is_news(&self, known: &Self) -> bool {
         self.number > known.number || self.number == known.number && self.epoch != known.epoch
-    }
-
-    /// Whether a store with this number has this version or a newer one.
-    fn is_kept_at(&self, number: i64) -> bool {
-        u64::try_from(number).is_ok_and(|number| number >= self.number)
     }
 }
 
@@ -88,7 +97,7 @@ pub enum Assigned {
 impl RedisEngine {
     /// What nodes of this store tell each other.
     pub fn control(&self) -> Control {
-        // One slot for both, so that one call sees them together.
+        // One slot, so that both are on one server.
         let keys = ["policy", "tiers"].map(|name| format!("{}:{{control}}:{name}", self.0.key_prefix));
         Control { inner: Arc::clone(&self.0), keys: Arc::new(keys) }
     }
@@ -97,106 +106,245 @@ impl RedisEngine {
 impl Control {
     /// What has changed since the node knew these versions.
     pub async fn news(&self, policy: &Version, tiers: &Version) -> Result<News, StoreError> {
-        let told = self.tell(&Order::Poll { policy, tiers }).await?;
-        News::read(told, policy, tiers).ok_or_else(|| StoreError::protocol("no news"))
+        let (policy_version, text) = self.changed_policy(policy).await?;
+        let mut news = self.changed_tiers(tiers).await?;
+        (news.policy_version, news.policy) = (policy_version, text);
+        Ok(news)
+    }
+
+    /// The version of the policy, and its text if it is news.
+    async fn changed_policy(&self, known: &Version) -> Result<(Version, Option<String>), StoreError> {
+        let (version, _) = self.read(POLICY, &[]).await?;
+        if !version.is_news(known) {
+            return Ok((version, None));
+        }
+        // Read together with its version: others may have changed it since.
+        let (version, text) = self.read(POLICY, &["text".to_owned()]).await?;
+        Ok((version, Some(text.into_iter().flatten().next().unwrap_or_default())))
+    }
+
+    /// The version of the tiers, and which of them have changed.
+    async fn changed_tiers(&self, known: &Version) -> Result<News, StoreError> {
+        let (stored, _) = self.read(TIERS, &[]).await?;
+        if !stored.is_news(known) {
+            return Ok(News { tiers_version: stored, ..News::default() });
+        }
+        if known.number > 0 && (1..CHANGES_KEPT).contains(&stored.number.saturating_sub(known.number)) {
+            let mut names = vec![epoch_field(known.number)];
+            names.extend((known.number + 1..=stored.number).map(change_field));
+            let (version, mut changes) = self.read(TIERS, &names).await?;
+            let epoch = changes.remove(0);
+            let tiers: Option<Vec<_>> =
+                changes.into_iter().map(|line| AssignedTier::from_line(&line?)).collect();
+            // Changes follow on what the node knows only if that is in the history of the store.
+            if let (Some(tiers), true) = (tiers, version == stored && epoch.as_ref() == Some(&known.epoch)) {
+                return Ok(News { tiers_version: version, has_tiers: true, tiers, ..News::default() });
+            }
+        }
+        let all = texts(self.say(|| protocol::all_fields(&self.keys[TIERS])).await?)?;
+        let mut news = News { has_tiers: true, all_tiers: true, ..News::default() };
+        for (field, value) in all.iter().step_by(2).zip(all.iter().skip(1).step_by(2)) {
+            let (Some(field), Some(value)) = (field, value) else { continue };
+            match field.split_once(' ') {
+                Some(("t", name)) => news.tiers.extend(AssignedTier::from_field(name, value)),
+                None if field == "number" => news.tiers_version.number = parsed(value)?,
+                None if field == "epoch" => news.tiers_version.epoch.clone_from(value),
+                Some(_) | None => {}
+            }
+        }
+        Ok(news)
     }
 
     /// Pushes a policy to all nodes, or withdraws the one that was pushed. Returns its version, which is newer than `known`.
     pub async fn push_policy(&self, known: &Version, text: Option<&str>) -> Result<Version, StoreError> {
-        let epoch = epoch();
-        let order = Order::Push { known: known.number, epoch: &epoch, text: text.unwrap_or_default() };
-        let number = u64::try_from(self.order(&order).await?).unwrap_or(0);
-        Ok(Version { number, epoch })
+        for _ in 0..ATTEMPTS {
+            let (stored, _) = self.read(POLICY, &[]).await?;
+            let version = self.version_after(&stored, known).await?;
+            if self.change(POLICY, &stored, &policy_change(&version, text.unwrap_or_default())).await? {
+                return Ok(version);
+            }
+        }
+        Err(contended())
     }
 
     /// Writes back a policy, or its withdrawal, that the store has lost: unless it has that one or a newer one by now. Returns whether
     /// the store has one of these.
     pub async fn keep_policy(&self, version: &Version, text: &str) -> Result<bool, StoreError> {
-        Ok(version.is_kept_at(self.order(&Order::Keep { version, text }).await?))
+        let (stored, _) = self.read(POLICY, &[]).await?;
+        if stored.number >= version.number {
+            return Ok(true);
+        }
+        self.change(POLICY, &stored, &policy_change(version, text)).await
     }
 
     /// Assigns a tier, or takes it away.
     pub async fn assign_tier(&self, known: &Version, tier: &AssignedTier) -> Result<Assigned, StoreError> {
-        let epoch = epoch();
-        match self.order(&Order::Assign { known: known.number, epoch: &epoch, tier }).await? {
-            1.. => Ok(Assigned::Done),
-            0 => Ok(Assigned::TooMany),
-            _ => Ok(Assigned::Lost),
+        let name = tier.field();
+        for _ in 0..ATTEMPTS {
+            let (stored, values) = self.read(TIERS, &[name.clone(), "members".to_owned()]).await?;
+            if stored.number < known.number {
+                return Ok(Assigned::Lost);
+            }
+            let [was, members] = <[Option<String>; 2]>::try_from(values).unwrap_or_default();
+            let others = members.as_deref().map_or(Ok(0), parsed)?.saturating_sub(u64::from(was.is_some()));
+            let version = self.version_after(&stored, known).await?;
+            let forgotten = version.number.saturating_sub(CHANGES_KEPT);
+            let mut change = VersionedChange {
+                set: version.fields(),
+                remove: vec![change_field(forgotten), epoch_field(forgotten)],
+                ..VersionedChange::default()
+            };
+            change.set.push((change_field(version.number), tier.line()));
+            let members = if tier.tier.is_empty() {
+                change.remove.push(name.clone());
+                others
+            } else {
+                change.set.push((name.clone(), tier.tier.clone()));
+                others + 1
+            };
+            if members > ASSIGNED_MAX && was.is_none() {
+                return Ok(Assigned::TooMany);
+            }
+            change.set.push(("members".to_owned(), members.to_string()));
+            change.set.push((epoch_field(version.number), version.epoch));
+            if self.change(TIERS, &stored, &change).await? {
+                return Ok(Assigned::Done);
+            }
         }
+        Err(contended())
     }
 
     /// Writes back all tiers, if the store has lost them: unless it has this version or a newer one by now. Returns whether the store has
     /// one of these. They are gathered elsewhere and take their place in one step, so that of several nodes one is successful.
     pub async fn keep_tiers(&self, version: &Version, tiers: &[AssignedTier]) -> Result<bool, StoreError> {
-        let place = format!("{}:{}", self.keys[1], epoch());
-        let mut parts = tiers.chunks(RESTORED_AT_ONCE).peekable();
-        loop {
-            let part = parts.next().unwrap_or_default();
-            let members = parts.peek().is_none().then_some(tiers.len());
-            let order = Order::Restore { version, place: &place, members, tiers: part };
-            if version.is_kept_at(self.order(&order).await?) {
-                return Ok(true);
-            }
-            if members.is_some() {
-                return Ok(false);
-            }
+        let (stored, _) = self.read(TIERS, &[]).await?;
+        if stored.number >= version.number {
+            return Ok(true);
         }
+        let place = format!("{}:{}", self.keys[TIERS], random_epoch());
+        for part in tiers.chunks(RESTORED_AT_ONCE) {
+            let set = part.iter().map(|tier| (tier.field(), tier.tier.clone())).collect();
+            let lives_for = Some(UNFINISHED_KEPT);
+            let change = VersionedChange { set, lives_for, ..VersionedChange::default() };
+            let say = || protocol::change_versioned(&place, &Version::default(), &change);
+            self.say(say).await?;
+        }
+        let mut set = version.fields();
+        set.push(("members".to_owned(), tiers.len().to_string()));
+        set.push((epoch_field(version.number), version.epoch.clone()));
+        let replacement = Some(place.as_str());
+        self.change(TIERS, &stored, &VersionedChange { set, replacement, ..VersionedChange::default() }).await
     }
 
-    async fn order(&self, order: &Order<'_>) -> Result<i64, StoreError> {
-        let told = self.tell(order).await?;
-        let Value::Int(number) = told else { return Err(StoreError::protocol("no number")) };
-        Ok(number)
+    /// The version of a change that is made now by a node that knows `known`. The first one has the time in milliseconds as its number,
+    /// so that it counts as newer than all that a store has lost.
+    async fn version_after(&self, stored: &Version, known: &Version) -> Result<Version, StoreError> {
+        let number = match stored.number.max(known.number) {
+            0 => {
+                let time = texts(self.say(protocol::time).await?)?;
+                let [secs, micros] =
+                    [0, 1].map(|at| parsed(time.get(at).and_then(Option::as_deref).unwrap_or_default()));
+                secs? * 1_000 + micros? / 1_000
+            }
+            number => number + 1,
+        };
+        Ok(Version { number, epoch: random_epoch() })
+    }
+
+    /// The version of the policy or of the tiers, and other fields, as they are at one instant.
+    async fn read(
+        &self,
+        which: usize,
+        others: &[String],
+    ) -> Result<(Version, Vec<Option<String>>), StoreError> {
+        let names = [&["number".to_owned(), "epoch".to_owned()], others].concat();
+        let values = texts(self.say(|| protocol::fields(&self.keys[which], &names)).await?)?;
+        let mut values = values.into_iter();
+        let number = values.next().flatten().as_deref().map_or(Ok(0), parsed)?;
+        let epoch = values.next().flatten().unwrap_or_default();
+        Ok((Version { number, epoch }, values.collect()))
+    }
+
+    /// Changes the policy or the tiers, unless others have done so since they were read.
+    async fn change(
+        &self,
+        which: usize,
+        read: &Version,
+        change: &VersionedChange<'_>,
+    ) -> Result<bool, StoreError> {
+        let say = || protocol::change_versioned(&self.keys[which], read, change);
+        Ok(self.say(say).await? == Value::Int(1))
     }
 
     /// Past the breaker, which is there for the sake of requests: this is said rarely, and somebody waits for it to be done.
-    async fn tell(&self, order: &Order<'_>) -> Result<Value, StoreError> {
-        let say = |to: Bearings| protocol::control(&self.keys, order, to.now);
-        self.inner.routes.tell(&self.keys[0], Instant::now() + ANSWERED_WITHIN, say).await
+    async fn say(&self, command: impl Fn() -> Command) -> Result<Value, StoreError> {
+        let deadline = Instant::now() + ANSWERED_WITHIN;
+        self.inner.routes.tell(&self.keys[POLICY], deadline, |_: Bearings| command()).await
     }
 }
 
+fn contended() -> StoreError {
+    StoreError::protocol("others change the same at the same time")
+}
+
+fn policy_change(version: &Version, text: &str) -> VersionedChange<'static> {
+    let mut set = version.fields();
+    set.push(("text".to_owned(), text.to_owned()));
+    VersionedChange { set, ..VersionedChange::default() }
+}
+
+/// The field of a change to the tiers: family, member and tier, in a line each.
+fn change_field(number: u64) -> String {
+    format!("c {number}")
+}
+
+/// The field with the epoch of a change to the tiers.
+fn epoch_field(number: u64) -> String {
+    format!("e {number}")
+}
+
+impl Version {
+    fn fields(&self) -> Vec<(String, String)> {
+        vec![("number".to_owned(), self.number.to_string()), ("epoch".to_owned(), self.epoch.clone())]
+    }
+}
+
+impl AssignedTier {
+    /// The field that holds it.
+    fn field(&self) -> String {
+        format!("t {} {}", self.family, self.member)
+    }
+
+    /// The tier of a field, whose name begins behind the `t`.
+    fn from_field(name: &str, tier: &str) -> Option<Self> {
+        let (family, member) = name.split_once(' ')?;
+        Some(Self { family: family.to_owned(), member: member.to_owned(), tier: tier.to_owned() })
+    }
+
+    fn line(&self) -> String {
+        format!("{}\n{}\n{}", self.family, self.member, self.tier)
+    }
+
+    fn from_line(line: &str) -> Option<Self> {
+        let mut parts = line.splitn(3, '\n').map(str::to_owned);
+        Some(Self { family: parts.next()?, member: parts.next()?, tier: parts.next()? })
+    }
+}
+
+/// The texts of an answer; those that are not there as `None`.
+fn texts(answer: Value) -> Result<Vec<Option<String>>, StoreError> {
+    let found = redis::from_redis_value(answer);
+    found.map_err(|why| StoreError::protocol(format_args!("texts were expected: {why}")))
+}
+
+fn parsed(number: &str) -> Result<u64, StoreError> {
+    number.parse().map_err(|_| StoreError::protocol("no number"))
+}
+
 /// A random epoch.
-fn epoch() -> String {
+fn random_epoch() -> String {
     let mut bytes = [0; 8];
     // Without randomness, nodes that differ would not notice.
     getrandom::fill(&mut bytes).expect("the operating system gives random numbers");
     format!("{:016x}", u64::from_be_bytes(bytes))
-}
-
-impl News {
-    fn read(told: Value, known_policy: &Version, known_tiers: &Version) -> Option<Self> {
-        let Value::Array(items) = told else { return None };
-        let mut items = items.into_iter();
-        let policy_version = Version::read(&mut items)?;
-        let policy = items.next().and_then(text)?;
-        let tiers_version = Version::read(&mut items)?;
-        let all_tiers = number(&mut items)? == 1;
-        let tier = |line: String| {
-            let mut parts = line.splitn(3, '\n').map(str::to_owned);
-            Some(AssignedTier { family: parts.next()?, member: parts.next()?, tier: parts.next()? })
-        };
-        let tiers = items.filter_map(text).filter_map(tier).collect();
-        let policy = policy_version.is_news(known_policy).then_some(policy);
-        let has_tiers = tiers_version.is_news(known_tiers);
-        Some(Self { policy_version, policy, tiers_version, has_tiers, all_tiers, tiers })
-    }
-}
-
-impl Version {
-    fn read(items: &mut std::vec::IntoIter<Value>) -> Option<Self> {
-        Some(Self { number: number(items)?, epoch: items.next().and_then(text)? })
-    }
-}
-
-fn number(items: &mut std::vec::IntoIter<Value>) -> Option<u64> {
-    match items.next() {
-        Some(Value::Int(number)) => u64::try_from(number).ok(),
-        _ => None,
-    }
-}
-
-fn text(value: Value) -> Option<String> {
-    let Value::BulkString(bytes) = value else { return None };
-    String::from_utf8(bytes).ok()
 }

@@ -68,7 +68,7 @@ impl Presence {
     pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
         let key = &self.key;
         loop {
-            let say = |to: Bearings| protocol::live(key, &self.id, COUNTS_FOR.as_micros() as u64, to.now);
+            let say = |to: Bearings| protocol::live(key, &self.id, COUNTS_FOR.as_micros() as i64, to.now);
             let begun = Instant::now();
             if let Ok(Value::Int(nodes)) = routes.tell(key, begun + SAY_WITHIN, say).await {
                 *self.said.lock() = Some(begun);

@@ -26,10 +26,8 @@ end
 local finish, taken = 0, 0
 local stored = call('HMGET', key, 'end', 'count')
 if stored[1] or stored[2] then
-  if not (stored[1] and stored[2]) then
-    @rare
-  end
-  finish, taken = stored[1] + 0, stored[2] + 0
+  -- Either of them alone is no state.
+  finish, taken = (stored[1] or math.huge) + 0, (stored[2] or -1) + 0
   if not (finish - now <= 2 * horizon and taken >= 0 and taken <= 6755399441055744) then
     @rare
   end

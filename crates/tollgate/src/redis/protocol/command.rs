@@ -10,7 +10,6 @@ use super::scripts::{SCRIPTS, Script, kind};
 use super::state::{add_parameters, lends};
 use super::{Change, Doubt, Question, is_sent, sliding_log};
 use crate::backend::Wanted;
-use crate::redis::control::{ASSIGNED_MAX, AssignedTier, Version};
 use crate::redis::limit::StoredLimit;
 use crate::redis::node::Bearings;
 use crate::redis::set::{Member, SetCall};
@@ -24,7 +23,7 @@ pub(crate) struct Command {
 }
 
 /// A call of a script: EVALSHA and its keys.
-fn evalsha<'a>(script: &'static Script, keys: impl ExactSizeIterator<Item = &'a str>) -> Command {
+pub(super) fn evalsha<'a>(script: &'static Script, keys: impl ExactSizeIterator<Item = &'a str>) -> Command {
     let mut command = Cmd::with_capacity(16, 256);
     command.arg("EVALSHA").arg(&script.sha).arg(keys.len());
     for key in keys {
@@ -46,11 +45,6 @@ fn on_states<'a>(
         command.said.arg(now.as_micros());
     }
     command
-}
-
-/// The time for a script that takes it first, or nothing.
-fn time_or_none(now: Option<Timestamp>) -> String {
-    now.map(|now| now.as_micros().to_string()).unwrap_or_default()
 }
 
 impl Numbers {
@@ -325,59 +319,9 @@ pub(crate) fn forget(key: &str) -> Command {
 }
 
 /// The call that says that a node lives.
-pub(crate) fn live(key: &str, node: &str, counts_for_us: u64, now: Option<Timestamp>) -> Command {
-    let mut command = evalsha(&SCRIPTS.presence, [key].into_iter());
-    command.said.arg(time_or_none(now)).arg(node).arg(counts_for_us);
-    command
-}
-
-/// What is said to all nodes, or asked.
-pub(crate) enum Order<'a> {
-    /// What is there that a node who knows these versions does not?
-    Poll { policy: &'a Version, tiers: &'a Version },
-    /// A policy, or none, from a node that knows this number.
-    Push { known: u64, epoch: &'a str, text: &'a str },
-    /// A policy that the store has lost.
-    Keep { version: &'a Version, text: &'a str },
-    /// A tier, from a node that knows this number.
-    Assign { known: u64, epoch: &'a str, tier: &'a AssignedTier },
-    /// Some of the tiers that the store has lost, gathered under `place`; with the last of them, how many there are.
-    Restore { version: &'a Version, place: &'a str, members: Option<usize>, tiers: &'a [AssignedTier] },
-}
-
-/// Unfinished tiers are kept for so long after the last part: their node may be gone.
-const UNFINISHED_KEPT_MS: u64 = 60_000;
-
-/// The call that passes on what all nodes go by.
-pub(crate) fn control(keys: &[String; 2], order: &Order<'_>, now: Option<Timestamp>) -> Command {
-    let mut names = vec![keys[0].as_str(), keys[1].as_str()];
-    if let Order::Restore { place, .. } = order {
-        names.push(place);
-    }
-    let mut command = evalsha(&SCRIPTS.control, names.into_iter());
-    command.said.arg(time_or_none(now));
-    command.writes = !matches!(order, Order::Poll { .. });
-    let said = &mut command.said;
-    match order {
-        Order::Poll { policy, tiers } => {
-            said.arg("poll").arg(policy.number).arg(&policy.epoch).arg(tiers.number).arg(&tiers.epoch);
-        }
-        Order::Push { known, epoch, text } => {
-            said.arg("push").arg(known).arg(epoch).arg(text);
-        }
-        Order::Keep { version, text } => {
-            said.arg("keep").arg(version.number).arg(&version.epoch).arg(text);
-        }
-        Order::Assign { known, epoch, tier: AssignedTier { family, member, tier } } => {
-            said.arg("assign").arg(known).arg(epoch).arg(family).arg(member).arg(tier).arg(ASSIGNED_MAX);
-        }
-        Order::Restore { version, members, tiers, .. } => {
-            said.arg("restore").arg(version.number).arg(&version.epoch);
-            said.arg(members.map(|count| count.to_string()).unwrap_or_default()).arg(UNFINISHED_KEPT_MS);
-            for AssignedTier { family, member, tier } in *tiers {
-                said.arg(format!("t {family} {member}")).arg(tier);
-            }
-        }
-    }
-    command
+pub(crate) fn live(key: &str, node: &str, counts_for_us: i64, now: Option<Timestamp>) -> Command {
+    let mut numbers = Numbers(Vec::new());
+    numbers.add([counts_for_us]);
+    numbers.add_text(node.as_bytes());
+    on_states(&SCRIPTS.presence, [key].into_iter(), &numbers, now)
 }

@@ -52,22 +52,17 @@ local function bisect(low, high, holds)
   return low
 end
 
--- The newest entry; sums of the newest, before the oldest, and of the first member.
-local newest, newest_sum, gone_sum, first_sum, first_cost, is_marked, seen
+-- The newest entry; sums of the newest and before the oldest; the latest time that this log has seen.
+local newest, newest_sum, gone_sum, seen
 local found = call('ZRANGE', key, -1, -1, 'WITHSCORES')
 if found[1] then
   local start, sum, cost, lead = parsed(found)
-  local first_start
-  first_start, first_sum, first_cost = entry(0)
-  is_marked = first_start == -math.huge
-  newest_sum, gone_sum, seen = sum, is_marked and first_sum or apart(first_sum, first_cost), start - lead
+  local _, first_sum, first_cost = entry(0)
+  newest_sum, gone_sum, seen = sum, apart(first_sum, first_cost), start - lead
   newest = { start = start, sum = sum, cost = min(cost, apart(sum, gone_sum)), member = found[1] }
 end
 local function rank_after(instant)
   return call('ZCOUNT', key, '-inf', string.format('%.0f', instant))
-end
-local function last_rank()
-  return call('ZCARD', key) - 1
 end
 
 -- Permits of the entries after an instant; of the first of them its start and cost.
@@ -84,7 +79,7 @@ local function first_after(instant)
     return 0
   end
   -- A window that is longer than this log was kept for comes to members that are no part of it.
-  start, sum = entry(bisect(rank_after(instant), last_rank(), function(rank)
+  start, sum = entry(bisect(rank_after(instant), call('ZCARD', key) - 1, function(rank)
     return apart(newest_sum, (select(2, entry(rank)))) < left
   end))
   return left, start, left - apart(newest_sum, sum)

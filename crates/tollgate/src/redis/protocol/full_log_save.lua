@@ -2,28 +2,14 @@
 
 -- How many of the first members can be removed when permits up to `gone` are gone, and whether the log must say so.
 local function removable(gone)
-  local left, sum, cost = apart(newest_sum, gone), first_sum, first_cost
-  if apart(newest_sum, sum) < left then
-    return 0, apart(newest_sum, sum) + cost > left
-  elseif gone == sum and not is_marked then
-    -- The usual case: one comes, one goes.
-    return 1, false
-  end
-  local function is_kept(rank)
-    local start_at, sum_at, cost_at = entry(rank)
-    local kept = not start_at or apart(newest_sum, sum_at) < left
-    if start_at and kept then
-      sum, cost = sum_at, cost_at
+  local left, members = apart(newest_sum, gone), call('ZRANGE', key, 0, TRIM_MAX)
+  for number, member in ipairs(members) do
+    local sum, cost = string.match(member, '^(%d+):(%d+):')
+    if apart(newest_sum, sum) < left then
+      return number - 1, apart(newest_sum, sum) + cost > left
     end
-    return kept
   end
-  -- Mostly it is one of the first: the steps double.
-  local low, top = 1, 1
-  while top <= TRIM_MAX and not is_kept(top) do
-    low, top = top + 1, top * 2
-  end
-  local many = bisect(low, min(top - 1, TRIM_MAX), is_kept)
-  return min(many, TRIM_MAX), many > TRIM_MAX or apart(newest_sum, sum) + cost > left
+  return min(#members, TRIM_MAX), true
 end
 
 local function save()

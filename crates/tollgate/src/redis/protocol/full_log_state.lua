@@ -50,19 +50,9 @@ local function start_of(permits)
   elseif over <= used_before then
     local start = oldest
     if over > oldest_cost then
-      local low = rank_after(time - length)
-      local function has_left(rank)
-        local start_at, sum = entry(rank)
-        return not start_at or apart(newest_sum, sum) <= used_before - over
-      end
-      -- Where every entry has one permit, it is just so far.
-      local rank = low + over - 1
-      if not has_left(rank) then
-        rank = bisect(rank + 1, last_rank(), has_left)
-      elseif rank > low and has_left(rank - 1) then
-        rank = bisect(low, rank - 2, has_left)
-      end
-      start = entry(rank)
+      start = entry(bisect(rank_after(time - length), call('ZCARD', key) - 1, function(rank)
+        return apart(newest_sum, (select(2, entry(rank)))) <= used_before - over
+      end))
     end
     return max(earliest, start + length)
   end

@@ -72,10 +72,9 @@ if lent > 0 then
 end
 if admitted + lent > 0 then
   local amount = WATER and full - level or level
-  local permits, dated, leases = floor(amount / unit), at * tick, nil
-  if out + before > 0 then
-    leases = string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before)
-  end
+  local permits, dated = floor(amount / unit), at * tick
+  local leases = out + before > 0
+    and string.format('%.0f %.0f %.0f %.0f', life * tick, epoch * life * tick, out, before)
   -- The state matters until all leases are over and the bucket is full.
   while out + before > 0 do
     next_epoch()

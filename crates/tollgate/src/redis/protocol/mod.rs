@@ -8,6 +8,7 @@
 mod bucket;
 mod calendar_quota;
 mod command;
+mod control;
 mod fields;
 mod fixed_window;
 mod interval_bucket;
@@ -21,9 +22,10 @@ use tollgate_core::{Ask, Limit, Micros, Timestamp};
 
 pub(super) use self::bucket::lender;
 pub(super) use self::command::{
-    Command, Computed, Kind, Order, ask, ask_sets, change, commit, commit_sets, control, forget, is_lending,
-    live, read, wanted, wire,
+    Command, Computed, Kind, ask, ask_sets, change, commit, commit_sets, forget, is_lending, live, read,
+    wanted, wire,
 };
+pub(super) use self::control::{VersionedChange, all_fields, change_versioned, fields, time};
 pub(super) use self::fields::{Difference, Fields, Snapshots};
 pub(super) use self::numbers::{Reader, Reply};
 pub(super) use self::scripts::{SCRIPTS, Script};

@@ -29,9 +29,7 @@ step = function(i, group, most)
     if group == 1 then
       left = most
     else
-      if most > left then
-        most = left
-      end
+      most = min(most, left)
       left, granted[group], granted[1] = left - most, most, granted[1] + most
     end
     group = group + 1

@@ -1,0 +1,58 @@
+//! Commands that read and change what all nodes go by.
+
+use std::time::Duration;
+
+use redis::Cmd;
+
+use super::command::{Command, evalsha};
+use super::scripts::SCRIPTS;
+use crate::redis::control::Version;
+
+/// The command that reads the server's time.
+pub(crate) fn time() -> Command {
+    reading("TIME", &[])
+}
+
+/// The command that reads some fields of a hash, all at the same instant.
+pub(crate) fn fields(key: &str, names: &[String]) -> Command {
+    let mut command = reading("HMGET", &[key]);
+    command.said.arg(names);
+    command
+}
+
+/// The command that reads all fields of a hash.
+pub(crate) fn all_fields(key: &str) -> Command {
+    reading("HGETALL", &[key])
+}
+
+fn reading(name: &str, keys: &[&str]) -> Command {
+    let mut said = Cmd::new();
+    said.arg(name).arg(keys);
+    Command { said, script: None, writes: false }
+}
+
+/// A change to a hash that has a version.
+#[derive(Default)]
+pub(crate) struct VersionedChange<'a> {
+    /// A hash that gets the changes and then takes the place of the one whose version is compared.
+    pub(crate) replacement: Option<&'a str>,
+    /// How long the hash lives from now on, if it does not stay.
+    pub(crate) lives_for: Option<Duration>,
+    /// Fields to set. At least one: the version.
+    pub(crate) set: Vec<(String, String)>,
+    /// Fields to remove.
+    pub(crate) remove: Vec<String>,
+}
+
+/// The call that makes a change if the hash still has this version.
+pub(crate) fn change_versioned(key: &str, read: &Version, change: &VersionedChange<'_>) -> Command {
+    let keys: Vec<&str> = std::iter::once(key).chain(change.replacement).collect();
+    let mut command = evalsha(&SCRIPTS.control, keys.into_iter());
+    let lives_for = change.lives_for.map(|it| it.as_millis().to_string()).unwrap_or_default();
+    command.said.arg(read.number).arg(&read.epoch).arg(lives_for).arg(2 * change.set.len());
+    for (name, value) in &change.set {
+        command.said.arg(name).arg(value);
+    }
+    command.said.arg(&change.remove);
+    command
+}
