@@ -166,7 +166,7 @@ impl Breaker {
 
     /// Hears what became of a call. `jitter` is random, so that many nodes do not come back at once. Says what the breaker
     /// does from now on, if that is something else.
-    pub fn settle(
+    pub fn record(
         &mut self,
         pass: Pass,
         outcome: CallOutcome,

@@ -51,10 +51,10 @@ impl Limit {
                 it.room().forgone(*before, *after, now, cost)
             }
             (Self::IntervalBucket(it), State::Interval(before), State::Interval(after)) => {
-                it.settle(*before, now).0.tokens - cost as i64 - after.tokens
+                it.advance(*before, now).0.tokens - cost as i64 - after.tokens
             }
             (Self::FixedWindow(it), State::Window(before), State::Window(after)) => {
-                after.count - cost as i64 - it.settle(*before, now).count
+                after.count - cost as i64 - it.advance(*before, now).count
             }
             _ => 0,
         };
@@ -102,7 +102,7 @@ impl Limit {
     pub(crate) fn forgo_for_good(state: &mut State) {
         if matches!(state, State::Carried(_)) {
             let (plain, beside) = state.clone().into_plain();
-            *state = plain.with(beside.over.into());
+            *state = plain.with(beside.carried_debt.into());
         }
     }
 
@@ -124,7 +124,7 @@ impl Limit {
 
 impl TokenBucket {
     fn forgone(&self, before: BucketState, after: BucketState, now: Timestamp, cost: u64) -> i64 {
-        self.settle(before, now).level - self.units(cost) - after.level
+        self.advance(before, now).level - self.units(cost) - after.level
     }
 
     /// The time of a bucket that somebody waits for, and the latest start.

@@ -69,7 +69,7 @@ impl Outcome {
 
 /// Where a key stands at an instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Standing {
+pub struct Status {
     /// Whole permits that could be taken now, rounded down.
     pub remaining: u64,
     /// Until full again (buckets), until the window ends (fixed window, counter), until the oldest entry leaves
@@ -86,7 +86,7 @@ pub struct Decision {
     pub limit: u64,
     /// Whole permits left after this decision.
     pub remaining: u64,
-    /// As in [`Standing`].
+    /// As in [`Status`].
     pub reset: Micros,
     /// When it was decided, on the clock of whoever decided. A refund names this and the delay.
     pub at: Timestamp,
@@ -99,7 +99,7 @@ impl Decision {
     }
 
     /// Where the key stands after this decision.
-    pub const fn standing(&self) -> Standing {
-        Standing { remaining: self.remaining, reset: self.reset }
+    pub const fn status(&self) -> Status {
+        Status { remaining: self.remaining, reset: self.reset }
     }
 }

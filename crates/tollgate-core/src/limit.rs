@@ -11,8 +11,8 @@ use crate::algorithm::{
     IntervalState, LeakyBucket, LeakyMode, LeaseBucket, LeaseState, LogState, SlidingCounter, SlidingLog,
     TokenBucket, WindowState,
 };
-use crate::carry::Carried;
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
+use crate::migrate::Carried;
 use crate::time::{Micros, Timestamp};
 
 /// An algorithm with its parameters. Whoever holds one holds a valid one.
@@ -271,9 +271,9 @@ impl Algorithm for Limit {
         outcome
     }
 
-    fn standing(&self, state: &State, now: Timestamp) -> Standing {
+    fn status(&self, state: &State, now: Timestamp) -> Status {
         let state = state.plain();
-        dispatch!(self, state, now, |it, own| it.standing(own, now))
+        dispatch!(self, state, now, |it, own| it.status(own, now))
     }
 
     fn refund(&self, state: &mut State, now: Timestamp, cost: u64, at: Timestamp) {
@@ -299,7 +299,7 @@ impl Algorithm for Limit {
 
     fn full_at(&self, state: &State) -> Timestamp {
         if let State::Carried(carried) = state {
-            return self.full_with_over(&carried.state, carried.beside.over);
+            return self.full_with_debt(&carried.state, carried.beside.carried_debt);
         }
         dispatch!(self, state, Timestamp::default(), |it, own| it.full_at(own))
     }

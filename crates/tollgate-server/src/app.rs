@@ -106,7 +106,7 @@ impl App {
         let identity = config.identity;
         let policy = Arc::new(LivePolicy::new(&engine, Arc::clone(&metrics), config.policy)?);
         // Before anybody is let in: what all nodes go by counts from the first request on.
-        if !policy.hear().await {
+        if !policy.poll().await {
             let own = policy.current().version.clone();
             tracing::warn!(
                 version = own,
@@ -166,7 +166,7 @@ impl App {
         tasks.wait().await;
         if let Engine::Shared(shared) = &engine {
             // What the store does not take within this is lost, as with a crash.
-            let settle = async { tokio::join!(shared.give_leases_back(), shared.settle_debts()) };
+            let settle = async { tokio::join!(shared.give_leases_back(), shared.repay_debts()) };
             let _ = tokio::time::timeout(SETTLE_TIMEOUT, settle).await;
             let LeaseStats { granted, spent, returned, expired, lost, held, .. } = shared.lease_stats();
             if granted > 0 {

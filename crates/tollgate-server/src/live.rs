@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, RuleCheck, Source};
 use tollgate::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, Engine, News, PolicyLimiter, PolicyVerdict, StoreError,
-    TooManyLimits, Verdict, Version,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Engine, PolicyLimiter, PolicyVerdict,
+    StoreError, TooManyLimits, Verdict, Version,
 };
 
 use crate::assigned::AssignedTiers;
@@ -55,7 +55,7 @@ struct Lost {
 
 impl Known {
     /// What the store has lost. A missing key is not a withdrawal: that leaves its number behind.
-    fn lost(&mut self, news: &News) -> Lost {
+    fn lost(&mut self, news: &ControlUpdate) -> Lost {
         let is_lost =
             [news.policy_version.number < self.policy.number, news.tiers_version.number < self.tiers.number];
         let had_lost = std::mem::replace(&mut self.has_lost, is_lost);
@@ -307,14 +307,14 @@ impl LivePolicy {
     }
 
     /// Takes over what other nodes have told the store, and writes back what the store has lost. False if the store did not answer.
-    pub(crate) async fn hear(self: &Arc<Self>) -> bool {
+    pub(crate) async fn poll(self: &Arc<Self>) -> bool {
         let Some(control) = &self.control else { return true };
         let mut known = self.changing.lock().await;
         // A store that does not answer is told of by the checks that it does not decide.
         let Ok(news) = control.news(&known.policy, &known.tiers).await else { return false };
         let lost = known.lost(&news);
-        self.hear_tiers(&mut known, &news);
-        self.hear_policy(&mut known, news).await;
+        self.apply_tiers(&mut known, &news);
+        self.apply_policy(&mut known, news).await;
         let mut kept = Ok(true);
         if let Some((version, text)) = &lost.policy {
             kept = control.keep_policy(version, text).await;
@@ -326,7 +326,7 @@ impl LivePolicy {
         true
     }
 
-    async fn hear_policy(self: &Arc<Self>, known: &mut Known, news: News) {
+    async fn apply_policy(self: &Arc<Self>, known: &mut Known, news: ControlUpdate) {
         let Some(text) = news.policy else { return };
         known.policy = news.policy_version;
         known.pushed = text.as_str().into();
@@ -344,7 +344,7 @@ impl LivePolicy {
         let _ = self.put_pushed(known, checked).await;
     }
 
-    fn hear_tiers(&self, known: &mut Known, news: &News) {
+    fn apply_tiers(&self, known: &mut Known, news: &ControlUpdate) {
         if !news.has_tiers {
             return;
         }
@@ -371,7 +371,7 @@ impl LivePolicy {
         if let Some(control) = &self.control {
             let assigned = self.assign_in_store(control, &tier).await?;
             // This node hears of it as all others do: in the order of the store.
-            self.hear().await;
+            self.poll().await;
             return Ok(assigned == Assigned::Done);
         }
         let is_new = self.assigned.get(&tier.family, &tier.member).is_none();
@@ -380,8 +380,9 @@ impl LivePolicy {
         }
         let mut known = self.changing.lock().await;
         let tiers_version = Version { number: known.tiers.number + 1, ..Version::default() };
-        let news = News { tiers_version, has_tiers: true, tiers: vec![tier], ..News::default() };
-        self.hear_tiers(&mut known, &news);
+        let news =
+            ControlUpdate { tiers_version, has_tiers: true, tiers: vec![tier], ..ControlUpdate::default() };
+        self.apply_tiers(&mut known, &news);
         Ok(true)
     }
 

@@ -84,7 +84,7 @@ pub(crate) async fn keep_up(policy: Arc<LivePolicy>, mut hangups: Signal, stop: 
                 let _ = policy.reload(AskedBy::Node).await;
             },
             _ = news.tick() => {
-                policy.hear().await;
+                policy.poll().await;
             }
         }
     }

@@ -60,9 +60,9 @@ pub trait Store: Backend {
     fn borrow(
         &self,
         check: &Check<'_>,
-        wanted: Wanted,
+        wanted: LeaseRequest,
         deadline: Duration,
-    ) -> impl Future<Output = Result<(Verdict, Option<Lent>), StoreError>> + Send;
+    ) -> impl Future<Output = Result<(Verdict, Option<LeaseGrant>), StoreError>> + Send;
 
     /// The answer to a request that the store has not decided, because of `why`.
     fn undecided(&self, checks: &[Check<'_>], why: &StoreError) -> Result<Verdicts, Self::Error>;
@@ -124,7 +124,7 @@ pub struct Deadlines {
 
 /// Permits to be lent with a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct LeaseRequest {
     /// How many.
     pub permits: u64,
     /// What is left is cut into so many parts, of which one is lent.
@@ -135,7 +135,7 @@ pub struct Wanted {
 
 /// Permits that were lent, and when they were asked for, on the clock by which leases end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lent {
+pub struct LeaseGrant {
     /// The permits.
     pub grant: Grant,
     /// When they were asked for.

@@ -73,8 +73,8 @@ impl SharedEngine {
     }
 
     /// Takes what is owed, as far as the store lets it: before a program ends.
-    pub async fn settle_debts(&self) {
-        self.guard().settle_debts().await;
+    pub async fn repay_debts(&self) {
+        self.guard().repay_debts().await;
     }
 
     /// Gives back everything that was borrowed, and borrows nothing any more: before a program ends.

@@ -61,11 +61,11 @@ mod tasks;
 mod verdict;
 
 pub use self::redis::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, KeyPrefix, KeyPrefixError, News, REMEMBER_MAX,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, KeyPrefix, KeyPrefixError, REMEMBER_MAX,
     RedisConfig, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError,
     TlsConfig, Version,
 };
-pub use backend::{Backend, Deadlines, Lent, Store, Wanted};
+pub use backend::{Backend, Deadlines, LeaseGrant, LeaseRequest, Store};
 pub use check::{Check, HashedKey, LimitId};
 pub use clock::Clock;
 pub use engine::{Engine, SharedEngine};
@@ -83,9 +83,9 @@ pub use tasks::{Driver, Tasks};
 pub use tollgate_core::policy as rules;
 pub use tollgate_core::{
     AlgorithmName, Ask, BreakerConfig, BreakerError, BreakerState, Calendar, CalendarError, CalendarQuota,
-    Carried, Consistency, Cycle, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode,
-    LeaseTerms, Limit, LimitError, Micros, Outcome, Over, Parameters, Period, Rate, RateError, Retention,
-    SlidingCounter, SlidingLog, Standing, State, StaysStrict, Timestamp, TokenBucket, UnknownAlgorithm,
-    Weekday, algorithm, lease, parse_duration,
+    Carried, CarriedDebt, Consistency, Cycle, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket,
+    LeakyMode, LeaseTerms, Limit, LimitError, Micros, Outcome, Parameters, Period, Rate, RateError,
+    Retention, SlidingCounter, SlidingLog, State, Status, StaysStrict, Timestamp, TokenBucket,
+    UnknownAlgorithm, Weekday, algorithm, lease, parse_duration,
 };
 pub use verdict::{Basis, Verdict, Verdicts};

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use tollgate_core::{Ask, Decision, Standing};
+use tollgate_core::{Ask, Decision, Status};
 
 /// A limit over the keys of some engine: what every door calls, wherever the state lives.
 ///
@@ -15,7 +15,7 @@ pub trait RateLimiter: Send + Sync {
     fn acquire(&self, key: &str, ask: Ask) -> impl Future<Output = Result<Decision, Self::Error>> + Send;
 
     /// Where a key stands. Takes nothing and creates nothing.
-    fn standing(&self, key: &str) -> impl Future<Output = Result<Standing, Self::Error>> + Send;
+    fn status(&self, key: &str) -> impl Future<Output = Result<Status, Self::Error>> + Send;
 
     /// Makes a key as good as new. Resetting an unknown key is no error.
     fn reset(&self, key: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
@@ -31,6 +31,6 @@ pub trait RateLimiter: Send + Sync {
 
     /// Whole permits left.
     fn remaining(&self, key: &str) -> impl Future<Output = Result<u64, Self::Error>> + Send {
-        async { Ok(self.standing(key).await?.remaining) }
+        async { Ok(self.status(key).await?.remaining) }
     }
 }

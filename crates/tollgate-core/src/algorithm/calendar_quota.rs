@@ -4,7 +4,7 @@ use core::num::NonZeroU64;
 
 use super::Algorithm;
 use crate::calendar::{Calendar, Period};
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
 use crate::rate::UNITS_MAX;
 use crate::time::{Micros, Timestamp};
@@ -67,9 +67,9 @@ impl CalendarQuota {
 
     /// The period of `since` has nothing left, if it is not over.
     pub(crate) fn distrust(&self, state: &mut CalendarState, now: Timestamp, since: Timestamp) {
-        let settled = self.settle(*state, now);
-        if settled.end == self.period(since).end.us() {
-            *state = CalendarState { count: settled.count.max(self.most()), ..settled };
+        let advanced = self.advance(*state, now);
+        if advanced.end == self.period(since).end.us() {
+            *state = CalendarState { count: advanced.count.max(self.most()), ..advanced };
         }
     }
 
@@ -94,7 +94,7 @@ impl CalendarQuota {
     }
 
     #[inline]
-    fn settle(&self, state: CalendarState, now: Timestamp) -> CalendarState {
+    fn advance(&self, state: CalendarState, now: Timestamp) -> CalendarState {
         let state = self.redate(state, now);
         if now.us() < state.end { state } else { self.turn(state, now) }
     }
@@ -125,7 +125,7 @@ impl Algorithm for CalendarQuota {
         }
         let (limit, cost) = (self.most(), ask.cost as i64);
         *state = self.redate(*state, now);
-        let CalendarState { end, count } = self.settle(*state, now);
+        let CalendarState { end, count } = self.advance(*state, now);
         if count + cost <= limit {
             *state = CalendarState { end, count: count + cost };
             return Outcome::NOW;
@@ -134,18 +134,18 @@ impl Algorithm for CalendarQuota {
     }
 
     #[inline]
-    fn standing(&self, state: &CalendarState, now: Timestamp) -> Standing {
+    fn status(&self, state: &CalendarState, now: Timestamp) -> Status {
         // A key that was never used needs no period.
         if *state == self.fresh(now) {
-            return Standing { remaining: self.limit(), reset: Micros::ZERO };
+            return Status { remaining: self.limit(), reset: Micros::ZERO };
         }
-        let CalendarState { end, count } = self.settle(*state, now);
+        let CalendarState { end, count } = self.advance(*state, now);
         let reset = if count == 0 { 0 } else { end - now.us() };
-        Standing { remaining: (self.most() - count).max(0) as u64, reset: Micros::of(reset) }
+        Status { remaining: (self.most() - count).max(0) as u64, reset: Micros::of(reset) }
     }
 
     fn refund(&self, state: &mut CalendarState, now: Timestamp, cost: u64, at: Timestamp) {
-        let CalendarState { end, count } = self.settle(*state, now);
+        let CalendarState { end, count } = self.advance(*state, now);
         if count == 0 || cost == 0 {
             return;
         }
@@ -158,7 +158,7 @@ impl Algorithm for CalendarQuota {
         if cost == 0 {
             return;
         }
-        let CalendarState { end, count } = self.settle(*state, now);
+        let CalendarState { end, count } = self.advance(*state, now);
         let most = 2 * self.most();
         *state =
             CalendarState { end, count: count.max((count + cost.min(2 * self.limit()) as i64).min(most)) };

@@ -3,9 +3,9 @@
 use core::num::NonZeroU64;
 
 use super::{Algorithm, accepted_wait, admit_by, div_ceil};
-use crate::carry::Over;
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
+use crate::migrate::CarriedDebt;
 use crate::rate::{HORIZON_MAX_US, Rate, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
@@ -55,67 +55,67 @@ impl FixedWindow {
 
     /// The window of `since` has nothing left, if it is not over.
     pub(crate) fn distrust(&self, state: &mut WindowState, now: Timestamp, since: Timestamp) {
-        let settled = self.settle(*state, now);
-        if settled.window == self.number(since) {
-            *state = WindowState { count: settled.count.max(self.limit.get() as i64), ..settled };
+        let advanced = self.advance(*state, now);
+        if advanced.window == self.number(since) {
+            *state = WindowState { count: advanced.count.max(self.limit.get() as i64), ..advanced };
         }
     }
 
     /// A state that was written under another limit, and all that was counted, if this one has no room for it or forgets it too soon.
-    pub(crate) fn carry_over(
+    pub(crate) fn migrate(
         &self,
         from: &Self,
         state: WindowState,
-        over: Over,
+        carried_debt: CarriedDebt,
         now: Timestamp,
-    ) -> (WindowState, Over) {
-        let WindowState { window, count } = from.settle(state, now);
+    ) -> (WindowState, CarriedDebt) {
+        let WindowState { window, count } = from.advance(state, now);
         let time = now.us().max(window * from.length());
-        let lying = over.permits_at(time);
+        let lying = carried_debt.permits_at(time);
         let in_window = count.min(from.limit.get() as i64);
         let used = in_window.max(lying);
         // What lies over to the end of the next window has promises of an earlier limit in it.
         let next_end = (window + 2) * from.length();
-        let promised = (count - in_window).max(if over.rest == next_end { lying } else { 0 });
+        let promised = (count - in_window).max(if carried_debt.rest == next_end { lying } else { 0 });
         let end = match (used, promised) {
             (0, _) => time,
             (_, 0) => (window + 1) * from.length(),
             (..) => next_end,
         };
-        let end = if lying > 0 { end.max(over.rest) } else { end };
+        let end = if lying > 0 { end.max(carried_debt.rest) } else { end };
         let limit = self.limit.get() as i64;
         let count = if promised > 0 { limit + promised.min(limit) } else { used.min(limit) };
         let carried = WindowState { window: time / self.length(), count };
         if used == 0 || used.max(promised) <= limit && end <= self.full_at(&carried).us() {
-            return (carried, Over::NONE);
+            return (carried, CarriedDebt::NONE);
         }
-        (carried, Over { permits: used.max(promised), rest: end })
+        (carried, CarriedDebt { permits: used.max(promised), rest: end })
     }
 
     /// What lies over: whatever is counted is also counted there, and what is given back is given back there, as long as it matters.
-    pub(crate) fn over_after(
+    pub(crate) fn carried_debt_after(
         &self,
-        over: Over,
+        carried_debt: CarriedDebt,
         before: WindowState,
         after: WindowState,
         now: Timestamp,
-    ) -> Over {
-        let taken = after.count - self.settle(before, now).count;
+    ) -> CarriedDebt {
+        let taken = after.count - self.advance(before, now).count;
         // After a clock was set back it matters for as long as the window does.
         let until = if after.window < before.window {
-            over.rest.min((after.window + 1) * self.length())
+            carried_debt.rest.min((after.window + 1) * self.length())
         } else {
-            over.rest
+            carried_debt.rest
         };
         if until <= now.us().max(after.window * self.length()) {
-            return Over::NONE;
+            return CarriedDebt::NONE;
         }
-        Over { permits: (over.permits + taken).max(0), rest: until }
+        CarriedDebt { permits: (carried_debt.permits + taken).max(0), rest: until }
     }
 
     /// Until the window ends that is counted in now.
     pub(crate) fn until_change(&self, state: &WindowState, now: Timestamp) -> Micros {
-        Micros::of((self.settle(*state, now).window + 1) * self.length() - now.us())
+        Micros::of((self.advance(*state, now).window + 1) * self.length() - now.us())
     }
 
     const fn length(&self) -> i64 {
@@ -138,7 +138,7 @@ impl FixedWindow {
     }
 
     #[inline]
-    pub(crate) const fn settle(&self, state: WindowState, now: Timestamp) -> WindowState {
+    pub(crate) const fn advance(&self, state: WindowState, now: Timestamp) -> WindowState {
         let current = self.number(now);
         let limit = self.limit.get() as i64;
         let WindowState { window, count } = self.redate(state, now);
@@ -182,7 +182,7 @@ impl Algorithm for FixedWindow {
         let limit = self.limit.get() as i64;
         let cost = ask.cost as i64;
         *state = self.redate(*state, now);
-        let WindowState { window, count } = self.settle(*state, now);
+        let WindowState { window, count } = self.advance(*state, now);
         if count + cost <= limit {
             *state = WindowState { window, count: count + cost };
             return Outcome::NOW;
@@ -200,14 +200,14 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline]
-    fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {
-        let WindowState { window, count } = self.settle(*state, now);
+    fn status(&self, state: &WindowState, now: Timestamp) -> Status {
+        let WindowState { window, count } = self.advance(*state, now);
         let reset = if count == 0 { 0 } else { (window + 1) * self.length() - now.us() };
-        Standing { remaining: (self.limit.get() as i64 - count).max(0) as u64, reset: Micros::of(reset) }
+        Status { remaining: (self.limit.get() as i64 - count).max(0) as u64, reset: Micros::of(reset) }
     }
 
     fn refund(&self, state: &mut WindowState, now: Timestamp, cost: u64, at: Timestamp) {
-        let WindowState { window, count } = self.settle(*state, now);
+        let WindowState { window, count } = self.advance(*state, now);
         if count == 0 || cost == 0 {
             return;
         }
@@ -223,7 +223,7 @@ impl Algorithm for FixedWindow {
         if cost == 0 {
             return;
         }
-        let WindowState { window, count } = self.settle(*state, now);
+        let WindowState { window, count } = self.advance(*state, now);
         let most = 2 * self.limit.get() as i64;
         *state =
             WindowState { window, count: count.max((count + cost.min(2 * self.limit()) as i64).min(most)) };

@@ -6,9 +6,9 @@ use core::num::NonZeroU64;
 
 use super::token_bucket::FLOW_MAX;
 use super::{Algorithm, accepted_wait, admit_by, div_ceil};
-use crate::carry::{Consumed, Over};
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
+use crate::migrate::{CarriedDebt, Consumed};
 use crate::rate::{HORIZON_MAX_US, Rate, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
@@ -75,46 +75,56 @@ impl IntervalBucket {
     /// Empty at `since`, if its period did not begin later. In the period that begins there it stays empty.
     pub(crate) fn distrust(&self, state: &mut IntervalState, since: Timestamp) {
         if state.last <= since.us() {
-            let (settled, _) = self.settle(*state, since);
-            *state = IntervalState { tokens: settled.tokens.min(0), last: since.us() };
+            let (advanced, _) = self.advance(*state, since);
+            *state = IntervalState { tokens: advanced.tokens.min(0), last: since.us() };
         }
     }
 
     /// What was taken of a bucket, as it is at `now`.
-    pub(crate) fn consumed(&self, state: IntervalState, over: Over, now: Timestamp) -> Consumed {
-        let (settled, time) = self.settle(state, now);
-        let over = self.over_after(over, state, settled.last);
-        let debt = (-settled.tokens).max(0);
-        Consumed::new(self.full() - settled.tokens, over, 1, debt, time, Some(settled.last))
+    pub(crate) fn consumed(
+        &self,
+        state: IntervalState,
+        carried_debt: CarriedDebt,
+        now: Timestamp,
+    ) -> Consumed {
+        let (advanced, time) = self.advance(state, now);
+        let carried_debt = self.carried_debt_after(carried_debt, state, advanced.last);
+        let debt = (-advanced.tokens).max(0);
+        Consumed::new(self.full() - advanced.tokens, carried_debt, 1, debt, time, Some(advanced.last))
     }
 
     /// A bucket of which so much was taken before, and what it has no room for, as for the evenly refilled one. A period that runs
     /// goes on, so that no time is lost, but does not end before the next microsecond.
-    pub(crate) fn resume(&self, consumed: &Consumed) -> (IntervalState, Over) {
+    pub(crate) fn resume(&self, consumed: &Consumed) -> (IntervalState, CarriedDebt) {
         let (permits, _) = consumed.in_units(1);
         let room = self.full() + consumed.debt.min(self.full());
         let earliest = consumed.at - self.period.get() as i64 + 1;
         let last = consumed.last.map_or(consumed.at, |last| last.max(earliest));
-        let over = Over { permits: (permits - room).max(0), rest: 0 };
-        (IntervalState { tokens: self.full() - permits.min(room), last }, over)
+        let carried_debt = CarriedDebt { permits: (permits - room).max(0), rest: 0 };
+        (IntervalState { tokens: self.full() - permits.min(room), last }, carried_debt)
     }
 
     /// What lies over once a period begins at `last`: permits that came back beyond the brim pay for it.
-    pub(crate) fn over_after(&self, over: Over, before: IntervalState, last: i64) -> Over {
+    pub(crate) fn carried_debt_after(
+        &self,
+        carried_debt: CarriedDebt,
+        before: IntervalState,
+        last: i64,
+    ) -> CarriedDebt {
         let periods = (last - before.last).max(0) / self.period.get() as i64;
         let came = periods.min(FLOW_MAX / self.refill.get() as i64) * self.refill.get() as i64;
-        over.less((came - (self.full() - before.tokens)).max(0), 1)
+        carried_debt.less((came - (self.full() - before.tokens)).max(0), 1)
     }
 
     /// How long a full bucket takes to pay for what lies over: 35 years at most, then it is forgotten.
-    pub(crate) fn time_to_pay(&self, over: Over) -> Micros {
-        let us = u128::from(self.periods_for(over.permits) as u64) * u128::from(self.period.get());
+    pub(crate) fn time_to_pay(&self, carried_debt: CarriedDebt) -> Micros {
+        let us = u128::from(self.periods_for(carried_debt.permits) as u64) * u128::from(self.period.get());
         Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
     }
 
     /// Until the running period ends.
     pub(crate) const fn until_change(&self, state: &IntervalState, now: Timestamp) -> Micros {
-        let (state, _) = self.settle(*state, now);
+        let (state, _) = self.advance(*state, now);
         Micros::of(self.after_periods(state.last, 1) - now.us())
     }
 
@@ -136,7 +146,7 @@ impl IntervalBucket {
     }
 
     /// The state as it is at `now`, and the instant that counts as now.
-    pub(crate) const fn settle(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
+    pub(crate) const fn advance(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
         let IntervalState { tokens, last } = self.redate(state, now);
         let time = if last > now.us() { last } else { now.us() };
         let periods = ((time - last) as u64 / self.period.get()) as i64;
@@ -168,7 +178,7 @@ impl Algorithm for IntervalBucket {
         }
         let cost = ask.cost as i64;
         *state = self.redate(*state, now);
-        let (IntervalState { tokens, last }, _) = self.settle(*state, now);
+        let (IntervalState { tokens, last }, _) = self.advance(*state, now);
         if cost <= tokens {
             *state = IntervalState { tokens: tokens - cost, last };
             return Outcome::NOW;
@@ -182,18 +192,18 @@ impl Algorithm for IntervalBucket {
         outcome
     }
 
-    fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
-        let (state, _) = self.settle(*state, now);
+    fn status(&self, state: &IntervalState, now: Timestamp) -> Status {
+        let (state, _) = self.advance(*state, now);
         let reset = if state.tokens == self.full() {
             0
         } else {
             self.after_periods(state.last, self.periods_for(self.full() - state.tokens)) - now.us()
         };
-        Standing { remaining: state.tokens.max(0) as u64, reset: Micros::of(reset) }
+        Status { remaining: state.tokens.max(0) as u64, reset: Micros::of(reset) }
     }
 
     fn refund(&self, state: &mut IntervalState, now: Timestamp, cost: u64, at: Timestamp) {
-        let (IntervalState { tokens, last }, time) = self.settle(*state, now);
+        let (IntervalState { tokens, last }, time) = self.advance(*state, now);
         let cost = cost.min(self.capacity()) as i64;
         let start = at.us();
         let credit = if start > time {
@@ -215,7 +225,7 @@ impl Algorithm for IntervalBucket {
         if cost == 0 {
             return;
         }
-        let (IntervalState { tokens, last }, _) = self.settle(*state, now);
+        let (IntervalState { tokens, last }, _) = self.advance(*state, now);
         let cost = cost.min(2 * self.capacity()) as i64;
         *state = IntervalState { tokens: (tokens - cost).max(tokens.min(-self.full())), last };
     }

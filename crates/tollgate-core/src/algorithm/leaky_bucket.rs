@@ -4,7 +4,7 @@
 //! The queue differs: every admitted request carries the delay until all that is ahead of it has flowed out.
 
 use super::{Algorithm, BucketState, TokenBucket, accepted_wait};
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
 use crate::rate::Rate;
 use crate::time::{Micros, Timestamp};
@@ -64,7 +64,7 @@ impl LeakyBucket {
             return Outcome::NOW;
         }
         *state = self.room.redate(*state, now);
-        let BucketState { level, at } = self.room.settle(*state, now);
+        let BucketState { level, at } = self.room.advance(*state, now);
         let cost = self.room.units(ask.cost);
         let until_flowed = |units: i64| {
             if units <= 0 { 0 } else { (self.room.us(at + self.room.ticks_for(units)) - now.us()).max(0) }
@@ -84,13 +84,14 @@ impl LeakyBucket {
     }
 
     fn leave_queue(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {
-        let settled = self.room.settle(*state, now);
+        let advanced = self.room.advance(*state, now);
         let cost = self.room.units(cost.min(self.size()));
-        let ahead = self.room.full() - settled.level - cost;
+        let ahead = self.room.full() - advanced.level - cost;
         let start = self.room.ticks(at);
         // Only the newest, and only if it has not started: nobody behind it moves up unseen.
-        if cost > 0 && ahead >= 0 && start > settled.at && start == settled.at + self.room.ticks_for(ahead) {
-            *state = BucketState { level: settled.level + cost, at: settled.at };
+        if cost > 0 && ahead >= 0 && start > advanced.at && start == advanced.at + self.room.ticks_for(ahead)
+        {
+            *state = BucketState { level: advanced.level + cost, at: advanced.at };
         }
     }
 }
@@ -112,8 +113,8 @@ impl Algorithm for LeakyBucket {
     }
 
     #[inline]
-    fn standing(&self, state: &BucketState, now: Timestamp) -> Standing {
-        self.room.standing(state, now)
+    fn status(&self, state: &BucketState, now: Timestamp) -> Status {
+        self.room.status(state, now)
     }
 
     fn refund(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {

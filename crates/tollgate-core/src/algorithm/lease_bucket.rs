@@ -6,9 +6,9 @@
 //! it, and two numbers are all that must be known of all leases.
 
 use super::{Algorithm, BucketState, TokenBucket, accepted_wait, admit_by};
-use crate::carry::Over;
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::lease::Grant;
+use crate::migrate::CarriedDebt;
 use crate::time::{Micros, Timestamp};
 
 /// A token bucket some of whose permits are out.
@@ -78,7 +78,7 @@ impl LeaseBucket {
         parts: u64,
         life: Micros,
     ) -> Grant {
-        let mut next = self.settle(*state, now);
+        let mut next = self.advance(*state, now);
         let life = (life.get() / self.0.tick()).clamp(1, i64::MAX as u64) as i64;
         if next.is_home() || life > next.life {
             // Those that are out live less long: as if they were granted now, they count for long enough.
@@ -100,25 +100,25 @@ impl LeaseBucket {
     /// Takes back permits of a grant that were not spent, whose lease has not ended yet. From one that may have ended meanwhile,
     /// nothing comes back.
     pub fn take_back(&self, state: &mut LeaseState, now: Timestamp, permits: u64, at: Timestamp) {
-        let mut settled = self.settle(*state, now);
-        let epoch = self.0.ticks(at) / settled.life;
-        let permits = permits.min(settled.out());
-        if epoch < settled.epoch - 1 || permits == 0 {
+        let mut advanced = self.advance(*state, now);
+        let epoch = self.0.ticks(at) / advanced.life;
+        let permits = permits.min(advanced.out());
+        if epoch < advanced.epoch - 1 || permits == 0 {
             return;
         }
         // From the earlier ones first, whichever it was: then the others are counted for too long, never for too short. After a
         // clock was set back, an epoch's number does not tell.
-        let early = permits.min(settled.out_before);
-        settled.out_before -= early;
-        settled.out -= permits - early;
+        let early = permits.min(advanced.out_before);
+        advanced.out_before -= early;
+        advanced.out -= permits - early;
         // While somebody waits for a start that was promised, only room comes back: more would flow until then than was foreseen.
         // Under a limit that was made smaller meanwhile, no more than there is room for.
         let room = self.0.units(permits.min(self.0.capacity()));
-        let level = settled.bucket.level.saturating_add(room).min(self.cap(&settled));
-        if settled.bucket.level >= 0 && level > settled.bucket.level {
-            settled.bucket.level = level;
+        let level = advanced.bucket.level.saturating_add(room).min(self.cap(&advanced));
+        if advanced.bucket.level >= 0 && level > advanced.bucket.level {
+            advanced.bucket.level = level;
         }
-        *state = settled;
+        *state = advanced;
     }
 
     /// Whole permits left in a state that is settled.
@@ -132,30 +132,35 @@ impl LeaseBucket {
     }
 
     /// A state that was written under another limit. What is out stays out, and is not consumed a second time.
-    pub(crate) fn carry_over(
+    pub(crate) fn migrate(
         &self,
         from: &Self,
         state: LeaseState,
-        over: Over,
+        carried_debt: CarriedDebt,
         now: Timestamp,
-    ) -> (LeaseState, Over) {
-        let settled = from.settle(state, now);
-        let over = from.over_after(over, state, &settled);
-        let consumed = from.0.consumed_below(from.cap(&settled), settled.bucket, over);
-        let (bucket, over) = self.0.resume(&consumed, settled.out());
-        let out = [settled.out, settled.out_before];
-        (LeaseState::new(&self.0, bucket, from.life(&settled), from.since(&settled), out), over)
+    ) -> (LeaseState, CarriedDebt) {
+        let advanced = from.advance(state, now);
+        let carried_debt = from.carried_debt_after(carried_debt, state, &advanced);
+        let consumed = from.0.consumed_below(from.cap(&advanced), advanced.bucket, carried_debt);
+        let (bucket, carried_debt) = self.0.resume(&consumed, advanced.out());
+        let out = [advanced.out, advanced.out_before];
+        (LeaseState::new(&self.0, bucket, from.life(&advanced), from.since(&advanced), out), carried_debt)
     }
 
     /// What lies over in a state once it is settled. While permits are out, nothing is paid. What was out beyond what the bucket can
     /// hold has taken no room there, so when its time is over it has nothing to fall back on, and lies over.
-    pub(crate) fn over_after(&self, over: Over, before: LeaseState, settled: &LeaseState) -> Over {
+    pub(crate) fn carried_debt_after(
+        &self,
+        carried_debt: CarriedDebt,
+        before: LeaseState,
+        advanced: &LeaseState,
+    ) -> CarriedDebt {
         if before.is_home() {
-            return self.0.over_after(over, before.bucket, settled.bucket.at);
+            return self.0.carried_debt_after(carried_debt, before.bucket, advanced.bucket.at);
         }
         let within = |state: &LeaseState| state.out().min(self.0.capacity());
-        let (ended, freed) = (before.out() - settled.out(), within(&before) - within(settled));
-        Over { permits: over.permits + (ended - freed) as i64, ..over }
+        let (ended, freed) = (before.out() - advanced.out(), within(&before) - within(advanced));
+        CarriedDebt { permits: carried_debt.permits + (ended - freed) as i64, ..carried_debt }
     }
 
     /// As good as the clock's time allows: a clock that was set back leaves an exhausted bucket behind, and everything that is out
@@ -170,7 +175,7 @@ impl LeaseBucket {
     }
 
     /// The state as it is at `now`.
-    pub(crate) fn settle(&self, state: LeaseState, now: Timestamp) -> LeaseState {
+    pub(crate) fn advance(&self, state: LeaseState, now: Timestamp) -> LeaseState {
         let mut state = self.redate(state, now);
         let tick = self.0.ticks(now);
         let epoch = tick / state.life;
@@ -202,8 +207,8 @@ impl LeaseBucket {
     }
 
     /// The state at the first tick at which `cost` units are left, if nobody asks meanwhile and nothing is given back.
-    fn when_left(&self, settled: &LeaseState, cost: i64) -> LeaseState {
-        let mut state = *settled;
+    fn when_left(&self, advanced: &LeaseState, cost: i64) -> LeaseState {
+        let mut state = *advanced;
         loop {
             let at = state.bucket.at + self.0.ticks_for((cost - state.bucket.level).max(0));
             if state.is_home() || cost <= self.cap(&state) && at <= (state.epoch + 1) * state.life {
@@ -231,14 +236,14 @@ impl Algorithm for LeaseBucket {
             return Outcome::NOW;
         }
         *state = self.redate(*state, now);
-        let settled = self.settle(*state, now);
+        let advanced = self.advance(*state, now);
         let cost = self.0.units(ask.cost);
-        if cost <= settled.bucket.level {
-            *state = settled;
+        if cost <= advanced.bucket.level {
+            *state = advanced;
             state.bucket.level -= cost;
             return Outcome::NOW;
         }
-        let start = self.when_left(&settled, cost).bucket;
+        let start = self.when_left(&advanced, cost).bucket;
         let wait = accepted_wait(ask, self.0.time_to_full().us());
         if wait == 0 {
             return Outcome::Denied { retry: Micros::of(self.0.us(start.at) - now.us()) };
@@ -246,33 +251,33 @@ impl Algorithm for LeaseBucket {
         let outcome = admit_by(self.0.us(start.at), now, wait);
         if outcome.is_admitted() {
             // The debit falls due at the start of the request: what flows until then finds as much room as without it.
-            let flows = (start.at - settled.bucket.at).saturating_mul(self.0.flow() as i64);
-            *state = settled;
+            let flows = (start.at - advanced.bucket.at).saturating_mul(self.0.flow() as i64);
+            *state = advanced;
             state.bucket.level = start.level - cost - flows;
         }
         outcome
     }
 
-    fn standing(&self, state: &LeaseState, now: Timestamp) -> Standing {
-        let settled = self.settle(*state, now);
-        let is_full = settled.is_home() && settled.bucket.level == self.0.full();
-        let reset = if is_full { 0 } else { self.full_at(&settled).us() - now.us() };
-        Standing { remaining: self.left(&settled), reset: Micros::of(reset) }
+    fn status(&self, state: &LeaseState, now: Timestamp) -> Status {
+        let advanced = self.advance(*state, now);
+        let is_full = advanced.is_home() && advanced.bucket.level == self.0.full();
+        let reset = if is_full { 0 } else { self.full_at(&advanced).us() - now.us() };
+        Status { remaining: self.left(&advanced), reset: Micros::of(reset) }
     }
 
     fn refund(&self, state: &mut LeaseState, now: Timestamp, cost: u64, at: Timestamp) {
-        let settled = self.settle(*state, now);
-        let mut refunded = settled.bucket;
+        let advanced = self.advance(*state, now);
+        let mut refunded = advanced.bucket;
         self.0.refund(&mut refunded, now, cost, at);
-        refunded.level = refunded.level.min(self.cap(&settled));
-        if refunded.level > settled.bucket.level {
-            *state = LeaseState { bucket: refunded, ..settled };
+        refunded.level = refunded.level.min(self.cap(&advanced));
+        if refunded.level > advanced.bucket.level {
+            *state = LeaseState { bucket: refunded, ..advanced };
         }
     }
 
     fn charge(&self, state: &mut LeaseState, now: Timestamp, cost: u64) {
         if cost > 0 {
-            *state = self.settle(*state, now);
+            *state = self.advance(*state, now);
             self.0.charge(&mut state.bucket, now, cost);
         }
     }

@@ -28,7 +28,7 @@ pub use sliding_counter::{CounterState, SUB_BUCKETS_MAX, SlidingCounter, Waiting
 pub use sliding_log::{LogEntry, LogState, Retention, SlidingLog};
 pub use token_bucket::{BucketState, TokenBucket};
 
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::time::{Micros, Timestamp};
 
 /// One algorithm with its parameters: decides on the state of one key, and changes it.
@@ -43,7 +43,7 @@ pub trait Algorithm {
     fn decide(&self, state: &mut Self::State, now: Timestamp, ask: Ask) -> Outcome;
 
     /// Permits left and time to reset, without taking anything.
-    fn standing(&self, state: &Self::State, now: Timestamp) -> Standing;
+    fn status(&self, state: &Self::State, now: Timestamp) -> Status;
 
     /// Gives back `cost` permits of a grant that was to start at `at`, as far as they are still owed.
     fn refund(&self, state: &mut Self::State, now: Timestamp, cost: u64, at: Timestamp);

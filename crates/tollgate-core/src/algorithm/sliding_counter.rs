@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 
 use super::fixed_window::check_window;
 use super::{Algorithm, accepted_wait, admit_by};
-use crate::carry::Over;
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
+use crate::migrate::CarriedDebt;
 use crate::rate::{Rate, TICKS_US, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
@@ -207,11 +207,11 @@ impl SlidingCounter {
     /// The sub-bucket of `since` counts as much as the limit, for as long as it counts.
     pub(crate) fn distrust(&self, state: &mut CounterState, now: Timestamp, since: Timestamp) {
         let index = since.us() / self.length();
-        let (mut settled, _) = self.settle(state, now);
-        let missing = self.limit.get() as i64 - settled.count(index);
-        if missing > 0 && index >= settled.first {
-            settled.add(index, missing);
-            *state = settled;
+        let (mut advanced, _) = self.advance(state, now);
+        let missing = self.limit.get() as i64 - advanced.count(index);
+        if missing > 0 && index >= advanced.first {
+            advanced.add(index, missing);
+            *state = advanced;
         }
     }
 
@@ -223,21 +223,22 @@ impl SlidingCounter {
     /// A state that was written under another limit. Counts of the same sub-buckets stay, and what lies over comes on top. Cut
     /// otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
     /// limit would have remembered it.
-    pub(crate) fn carry_over(
+    pub(crate) fn migrate(
         &self,
         from: &Self,
         state: &CounterState,
-        over: Over,
+        carried_debt: CarriedDebt,
         now: Timestamp,
-    ) -> (CounterState, Over) {
-        let (settled, time) = from.settle(state, now);
-        let (counted, lying) = (settled.total(), over.permits_at(time));
+    ) -> (CounterState, CarriedDebt) {
+        let (advanced, time) = from.advance(state, now);
+        let (counted, lying) = (advanced.total(), carried_debt.permits_at(time));
         let (used, limit) = (counted.max(lying), self.limit.get() as i64);
         // Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
-        let tail = if counted > 0 { settled.tail.clamp(time, time + self.window.get() as i64) } else { time };
-        let end = from.full_at(&settled).us().max(if lying > 0 { over.rest } else { 0 });
+        let tail =
+            if counted > 0 { advanced.tail.clamp(time, time + self.window.get() as i64) } else { time };
+        let end = from.full_at(&advanced).us().max(if lying > 0 { carried_debt.rest } else { 0 });
         let mut carried = match self.cuts_like(from) {
-            true => CounterState { seen: time, tail, ..settled },
+            true => CounterState { seen: time, tail, ..advanced },
             false => CounterState { tail, ..self.fresh(Timestamp::at(time)) },
         };
         let missing = used.min(limit) - carried.total();
@@ -245,35 +246,35 @@ impl SlidingCounter {
             carried.add(tail / self.length(), missing);
         }
         if used == 0 || used <= carried.total() && end <= self.full_at(&carried).us() {
-            return (carried, Over::NONE);
+            return (carried, CarriedDebt::NONE);
         }
-        (carried, Over { permits: used, rest: end })
+        (carried, CarriedDebt { permits: used, rest: end })
     }
 
     /// What lies over: whatever is counted is also counted there, and what is given back is given back there, as long as it matters.
-    pub(crate) fn over_after(
+    pub(crate) fn carried_debt_after(
         &self,
-        over: Over,
+        carried_debt: CarriedDebt,
         before: &CounterState,
         after: &CounterState,
         now: Timestamp,
-    ) -> Over {
-        let taken = after.total() - self.settle(before, now).0.total();
+    ) -> CarriedDebt {
+        let taken = after.total() - self.advance(before, now).0.total();
         // After a clock was set back it matters for as long as the window does.
         let until = if after.seen < before.seen {
-            over.rest.min(after.seen + self.window.get() as i64)
+            carried_debt.rest.min(after.seen + self.window.get() as i64)
         } else {
-            over.rest
+            carried_debt.rest
         };
         if until <= now.us().max(after.seen) {
-            return Over::NONE;
+            return CarriedDebt::NONE;
         }
-        Over { permits: (over.permits + taken).max(0), rest: until }
+        CarriedDebt { permits: (carried_debt.permits + taken).max(0), rest: until }
     }
 
     /// Until the sub-bucket ends that is counted in now.
     pub(crate) fn until_change(&self, state: &CounterState, now: Timestamp) -> Micros {
-        let (_, time) = self.settle(state, now);
+        let (_, time) = self.advance(state, now);
         Micros::of((time / self.length() + 1) * self.length() - now.us())
     }
 
@@ -303,7 +304,7 @@ impl SlidingCounter {
     }
 
     /// The state at `now`, and the instant that counts as now.
-    pub(crate) fn settle(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
+    pub(crate) fn advance(&self, state: &CounterState, now: Timestamp) -> (CounterState, i64) {
         let mut state = self.redated(state, now).unwrap_or_else(|| state.clone());
         let time = now.us().max(state.seen);
         state.trim(time / self.length() - self.buckets());
@@ -353,12 +354,12 @@ impl SlidingCounter {
         (first + self.buckets() + 1) * length
     }
 
-    fn standing_at(&self, state: &CounterState, time: i64, now: Timestamp) -> Standing {
+    fn status_at(&self, state: &CounterState, time: i64, now: Timestamp) -> Status {
         let free = self.limit.get() as i64 - self.used(state, time);
         let remaining = if state.tail > time { 0 } else { free.max(0) };
         let window = self.window.get() as i64;
         let reset = if state.counts.is_empty() { 0 } else { (time / window + 1) * window - now.us() };
-        Standing { remaining: remaining as u64, reset: Micros::of(reset) }
+        Status { remaining: remaining as u64, reset: Micros::of(reset) }
     }
 }
 
@@ -382,7 +383,7 @@ impl Algorithm for SlidingCounter {
         if let Some(redated) = self.redated(state, now) {
             *state = redated;
         }
-        let (mut next, time) = self.settle(state, now);
+        let (mut next, time) = self.advance(state, now);
         let earliest = time.max(next.tail);
         let start = self.start(&next, earliest, cost);
         let outcome = if start == time {
@@ -393,7 +394,7 @@ impl Algorithm for SlidingCounter {
         let (start, charged) = match outcome {
             Outcome::Admitted { .. } => (start, cost),
             Outcome::Denied { .. } if self.count_denied => {
-                (earliest, cost.min(self.standing_at(&next, time, now).remaining as i64))
+                (earliest, cost.min(self.status_at(&next, time, now).remaining as i64))
             }
             Outcome::Denied { .. } | Outcome::Impossible => return outcome,
         };
@@ -405,13 +406,13 @@ impl Algorithm for SlidingCounter {
         outcome
     }
 
-    fn standing(&self, state: &CounterState, now: Timestamp) -> Standing {
-        let (state, time) = self.settle(state, now);
-        self.standing_at(&state, time, now)
+    fn status(&self, state: &CounterState, now: Timestamp) -> Status {
+        let (state, time) = self.advance(state, now);
+        self.status_at(&state, time, now)
     }
 
     fn refund(&self, state: &mut CounterState, now: Timestamp, cost: u64, at: Timestamp) {
-        let (mut next, time) = self.settle(state, now);
+        let (mut next, time) = self.advance(state, now);
         let index = at.us() / self.length();
         let counted = next.count(index);
         let credit = counted.min(cost.min(self.limit()) as i64);
@@ -424,7 +425,7 @@ impl Algorithm for SlidingCounter {
     }
 
     fn charge(&self, state: &mut CounterState, now: Timestamp, cost: u64) {
-        let (mut next, time) = self.settle(state, now);
+        let (mut next, time) = self.advance(state, now);
         let earliest = time.max(next.tail);
         let most = 2 * self.limit.get() as i64;
         let index = earliest / self.length();

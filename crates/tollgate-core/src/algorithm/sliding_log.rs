@@ -5,7 +5,7 @@ use core::num::NonZeroU64;
 
 use super::fixed_window::check_window;
 use super::{Algorithm, accepted_wait, admit_by};
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
 use crate::rate::{HORIZON_MAX_US, Rate};
 use crate::time::{Micros, Timestamp};
@@ -258,13 +258,13 @@ impl SlidingLog {
 
     /// The earliest start at which `cost` more permits fit.
     fn start(&self, state: &LogState, view: &View, cost: i64) -> i64 {
-        let mut over = view.used + cost - self.limit.get() as i64;
+        let mut carried_debt = view.used + cost - self.limit.get() as i64;
         let mut start = view.earliest;
         for entry in state.entries.range(view.oldest..) {
-            if over <= 0 {
+            if carried_debt <= 0 {
                 break;
             }
-            over -= entry.cost;
+            carried_debt -= entry.cost;
             start = view.earliest.max(entry.start + self.length());
         }
         start
@@ -280,14 +280,14 @@ impl SlidingLog {
         }
     }
 
-    fn standing_in(&self, state: &LogState, view: &View, now: Timestamp) -> Standing {
+    fn status_in(&self, state: &LogState, view: &View, now: Timestamp) -> Status {
         let remaining =
             if view.earliest > view.time { 0 } else { (self.limit.get() as i64 - view.used).max(0) };
         let reset = match state.entries.get(view.oldest) {
             Some(oldest) if oldest.cost > 0 => oldest.start + self.length() - now.us(),
             Some(_) | None => 0,
         };
-        Standing { remaining: remaining as u64, reset: Micros::of(reset) }
+        Status { remaining: remaining as u64, reset: Micros::of(reset) }
     }
 }
 
@@ -314,7 +314,7 @@ impl Algorithm for SlidingLog {
         let charged = match outcome {
             Outcome::Admitted { .. } => cost,
             Outcome::Denied { .. } if self.count_denied => {
-                cost.min(self.standing_in(state, &view, now).remaining as i64)
+                cost.min(self.status_in(state, &view, now).remaining as i64)
             }
             Outcome::Denied { .. } | Outcome::Impossible => 0,
         };
@@ -339,10 +339,10 @@ impl Algorithm for SlidingLog {
         self.outcome_in(log, &self.view(log, now), now, ask).0
     }
 
-    fn standing(&self, state: &LogState, now: Timestamp) -> Standing {
+    fn status(&self, state: &LogState, now: Timestamp) -> Status {
         let redated = self.redated(state, now);
         let log = redated.as_ref().unwrap_or(state);
-        self.standing_in(log, &self.view(log, now), now)
+        self.status_in(log, &self.view(log, now), now)
     }
 
     fn refund(&self, state: &mut LogState, now: Timestamp, cost: u64, at: Timestamp) {

@@ -3,9 +3,9 @@
 use core::num::NonZeroU64;
 
 use super::{Algorithm, accepted_wait, admit_by, div_ceil};
-use crate::carry::{Consumed, Over};
-use crate::decision::{Ask, Outcome, Standing};
+use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
+use crate::migrate::{CarriedDebt, Consumed};
 use crate::rate::{HORIZON_MAX_US, Rate, Scale, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
@@ -117,7 +117,7 @@ impl TokenBucket {
 
     /// The state as it is at `now`: refilled, or held if the clock stepped back.
     #[inline]
-    pub(crate) const fn settle(&self, state: BucketState, now: Timestamp) -> BucketState {
+    pub(crate) const fn advance(&self, state: BucketState, now: Timestamp) -> BucketState {
         self.refill(self.redate(state, now), now)
     }
 
@@ -127,37 +127,42 @@ impl TokenBucket {
         let at = self.ticks(since);
         if state.at <= at {
             let owed = Micros::new(life.get().min(self.time_to_full().get())).get().div_ceil(self.tick());
-            let settled = self.settle(*state, since);
+            let advanced = self.advance(*state, since);
             let level =
-                settled.level.min(-((owed * self.flow()) as i64)).max(-self.full - self.flow() as i64);
+                advanced.level.min(-((owed * self.flow()) as i64)).max(-self.full - self.flow() as i64);
             *state = BucketState { level, at };
         }
     }
 
     /// What was taken of a bucket, as it is at `now`.
-    pub(crate) fn consumed(&self, state: BucketState, over: Over, now: Timestamp) -> Consumed {
-        let settled = self.settle(state, now);
-        let over = self.over_after(over, state, settled.at);
-        self.consumed_below(self.full, settled, over)
+    pub(crate) fn consumed(&self, state: BucketState, carried_debt: CarriedDebt, now: Timestamp) -> Consumed {
+        let advanced = self.advance(state, now);
+        let carried_debt = self.carried_debt_after(carried_debt, state, advanced.at);
+        self.consumed_below(self.full, advanced, carried_debt)
     }
 
     /// What was taken of a bucket that is settled, and full at `cap`.
-    pub(super) fn consumed_below(&self, cap: i64, settled: BucketState, over: Over) -> Consumed {
-        let debt = div_ceil((-settled.level).max(0), self.scale.unit);
-        let used = (cap - settled.level).max(0);
-        Consumed::new(used, over, self.unit() as i64, debt, self.us(settled.at), None)
+    pub(super) fn consumed_below(
+        &self,
+        cap: i64,
+        advanced: BucketState,
+        carried_debt: CarriedDebt,
+    ) -> Consumed {
+        let debt = div_ceil((-advanced.level).max(0), self.scale.unit);
+        let used = (cap - advanced.level).max(0);
+        Consumed::new(used, carried_debt, self.unit() as i64, debt, self.us(advanced.at), None)
     }
 
     /// A bucket of which so much was taken before, with `out` permits lent, and what it has no room for. It is empty at worst, but for
     /// promises and debts of up to a bucketful: whoever waits, waits no longer than this bucket could let wait.
-    pub(crate) fn resume(&self, consumed: &Consumed, out: u64) -> (BucketState, Over) {
+    pub(crate) fn resume(&self, consumed: &Consumed, out: u64) -> (BucketState, CarriedDebt) {
         let (permits, rest) = consumed.in_units(self.unit() as i64);
         let size = self.capacity() as i64;
         let home = size - out.min(self.capacity()) as i64;
         let room = home + consumed.debt.min(size);
-        let (taken, over) = match permits >= room {
-            true => (room * self.unit() as i64, Over { permits: permits - room, rest }),
-            false => (permits * self.unit() as i64 + rest, Over::NONE),
+        let (taken, carried_debt) = match permits >= room {
+            true => (room * self.unit() as i64, CarriedDebt { permits: permits - room, rest }),
+            false => (permits * self.unit() as i64 + rest, CarriedDebt::NONE),
         };
         // Later rather than earlier, where ticks are longer: what flows in one must not flow twice. Into a full bucket nothing flows.
         let is_full = permits == 0 && rest == 0 && out == 0;
@@ -165,19 +170,24 @@ impl TokenBucket {
             true => self.ticks(Timestamp::at(consumed.at)),
             false => div_ceil(consumed.at, self.scale.tick),
         };
-        (BucketState { level: home * self.unit() as i64 - taken, at }, over)
+        (BucketState { level: home * self.unit() as i64 - taken, at }, carried_debt)
     }
 
     /// What lies over once so much has flowed as from `before` to the tick `at`: what goes beyond the brim pays for it.
-    pub(crate) fn over_after(&self, over: Over, before: BucketState, at: i64) -> Over {
+    pub(crate) fn carried_debt_after(
+        &self,
+        carried_debt: CarriedDebt,
+        before: BucketState,
+        at: i64,
+    ) -> CarriedDebt {
         let ticks = (at - before.at).clamp(0, FLOW_MAX / self.flow() as i64);
         let overflow = (ticks * self.flow() as i64 - (self.full - before.level)).max(0);
-        over.less(overflow, self.unit() as i64)
+        carried_debt.less(overflow, self.unit() as i64)
     }
 
     /// How long a full bucket takes to pay for what lies over: 35 years at most, then it is forgotten.
-    pub(crate) fn time_to_pay(&self, over: Over) -> Micros {
-        let units = over.permits as u128 * u128::from(self.unit()) + over.rest as u128;
+    pub(crate) fn time_to_pay(&self, carried_debt: CarriedDebt) -> Micros {
+        let units = carried_debt.permits as u128 * u128::from(self.unit()) + carried_debt.rest as u128;
         let us = units.div_ceil(u128::from(self.flow())) * u128::from(self.tick());
         Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
     }
@@ -237,19 +247,19 @@ impl Algorithm for TokenBucket {
     }
 
     #[inline]
-    fn standing(&self, state: &BucketState, now: Timestamp) -> Standing {
-        let state = self.settle(*state, now);
+    fn status(&self, state: &BucketState, now: Timestamp) -> Status {
+        let state = self.advance(*state, now);
         let remaining = if state.level <= 0 { 0 } else { state.level as u64 / self.scale.unit };
         let reset = if state.level == self.full {
             0
         } else {
             self.us(state.at + self.ticks_for(self.full - state.level)) - now.us()
         };
-        Standing { remaining, reset: Micros::of(reset) }
+        Status { remaining, reset: Micros::of(reset) }
     }
 
     fn refund(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {
-        let now_state = self.settle(*state, now);
+        let now_state = self.advance(*state, now);
         let cost = self.units(cost.min(self.capacity()));
         let start = self.ticks(at);
         let credit = if start > now_state.at {
@@ -272,7 +282,7 @@ impl Algorithm for TokenBucket {
         if cost == 0 {
             return;
         }
-        let BucketState { level, at } = self.settle(*state, now);
+        let BucketState { level, at } = self.advance(*state, now);
         // Two bucketfuls bring any level to the floor, so a larger cost says no more.
         let cost = self.units(cost.min(2 * self.capacity()));
         *state = BucketState { level: (level - cost).max(level.min(-self.full)), at };

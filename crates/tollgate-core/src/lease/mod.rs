@@ -1,12 +1,12 @@
 //! Leases: permits that a node borrows from the shared state ahead of demand and spends without asking.
 //!
-//! Seen from the state, which lends ([`LeaseTerms`]), and from the node, which holds ([`Holding`]). The state charges what it lends
+//! Seen from the state, which lends ([`LeaseTerms`]), and from the node, which holds ([`LocalLease`]). The state charges what it lends
 //! at once, so nothing that a node does with its leases, or fails to do, can pass more than the limit.
 
 mod demand;
-mod holding;
+mod local;
 
-pub use holding::{Denied, Holding, Lease, Move, Spent};
+pub use local::{Denied, Lease, LocalLease, Move, Spent};
 
 use crate::algorithm::{Algorithm, LeakyMode, LeaseState};
 use crate::decision::Ask;
@@ -214,7 +214,7 @@ impl LeaseTerms {
                 grant
             });
         }
-        let left = limit.standing(state, now).remaining;
+        let left = limit.status(state, now).remaining;
         let permits = wanted.min(left.div_ceil(parts.max(1)));
         if wanted > 0 {
             // Nothing left is a denial, which must be noted where a clock was set back.

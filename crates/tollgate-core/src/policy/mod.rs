@@ -1,6 +1,6 @@
 //! A policy: which limits a request is checked against, and whose they are.
 //!
-//! Pure: from what is known of a request to the checks that decide on it. Holding the states and asking them is the engine's work.
+//! Pure: from what is known of a request to the checks that decide on it. LocalLease the states and asking them is the engine's work.
 
 mod example;
 mod index;

@@ -59,8 +59,8 @@ fn wrong_share(sub_buckets: u32, arrivals: impl Iterator<Item = u64>) -> f64 {
     let (mut asked, mut wrong) = (0_u64, 0_u64);
     for at in arrivals {
         let now = Timestamp::from_micros(at);
-        let estimate = UNREACHED - counter.standing(&counts, now).remaining;
-        let truth = UNREACHED - log.standing(&entries, now).remaining;
+        let estimate = UNREACHED - counter.status(&counts, now).remaining;
+        let truth = UNREACHED - log.status(&entries, now).remaining;
         asked += 1;
         wrong += u64::from((estimate < LIMIT) != (truth < LIMIT));
         counter.charge(&mut counts, now, 1);

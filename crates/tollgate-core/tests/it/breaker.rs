@@ -14,7 +14,7 @@ fn calls(breaker: &mut Breaker, now: Timestamp, outcomes: &str) -> String {
     let call = |outcome| {
         let Some(pass) = breaker.permit(now) else { return '.' };
         let told = if outcome == '+' { CallOutcome::Succeeded } else { CallOutcome::Failed };
-        breaker.settle(pass, told, now, 0);
+        breaker.record(pass, told, now, 0);
         outcome
     };
     outcomes.chars().map(call).collect()
@@ -47,7 +47,7 @@ fn calls_that_time_out_together_count_once() {
         (0..100).filter_map(|it| breaker.permit(at(0).after(Micros::new(it * 100)))).collect();
     for (it, pass) in under_way.into_iter().enumerate() {
         let now = at(10).after(Micros::new(it as u64 * 100));
-        assert_eq!(breaker.settle(pass, CallOutcome::TimedOut, now, 0), None);
+        assert_eq!(breaker.record(pass, CallOutcome::TimedOut, now, 0), None);
     }
     assert_eq!(breaker.state(), BreakerState::Closed);
 }
@@ -61,7 +61,7 @@ fn slowness_opens_it_only_after_several_deadlines() {
         if waiting.front().is_some_and(|(begun, _)| begun + 10 == *ms)
             && let Some((_, pass)) = waiting.pop_front()
         {
-            breaker.settle(pass, CallOutcome::TimedOut, at(*ms), 0);
+            breaker.record(pass, CallOutcome::TimedOut, at(*ms), 0);
         }
         waiting.extend(breaker.permit(at(*ms)).map(|pass| (*ms, pass)));
         breaker.state() == BreakerState::Open
@@ -82,7 +82,7 @@ fn probes_go_one_at_a_time_and_a_forgone_one_makes_room() {
     let probe = breaker.permit(at(500)).unwrap();
     assert_eq!(breaker.permit(at(500)), None);
     assert_eq!(breaker.permit(at(5_000)), None);
-    assert_eq!(breaker.settle(probe, CallOutcome::Forgone, at(5_000), 0), None);
+    assert_eq!(breaker.record(probe, CallOutcome::Forgone, at(5_000), 0), None);
     assert!(breaker.permit(at(5_000)).is_some());
 }
 
@@ -93,11 +93,11 @@ fn what_is_told_of_an_earlier_era_changes_nothing() {
     calls(&mut breaker, at(10), "-----");
     let probe = breaker.permit(at(600)).unwrap();
     for pass in late {
-        assert_eq!(breaker.settle(pass, CallOutcome::Failed, at(600), 0), None);
-        assert_eq!(breaker.settle(pass, CallOutcome::Succeeded, at(600), 0), None);
+        assert_eq!(breaker.record(pass, CallOutcome::Failed, at(600), 0), None);
+        assert_eq!(breaker.record(pass, CallOutcome::Succeeded, at(600), 0), None);
     }
     assert_eq!(breaker.permit(at(600)), None, "the probe is still under way");
-    breaker.settle(probe, CallOutcome::Succeeded, at(600), 0);
+    breaker.record(probe, CallOutcome::Succeeded, at(600), 0);
     assert_eq!(calls(&mut breaker, at(600), "++"), "++");
     assert_eq!(breaker.state(), BreakerState::Closed);
 }
@@ -118,7 +118,7 @@ fn chance_adds_up_to_a_quarter_to_the_wait() {
         let mut breaker = Breaker::new(BreakerConfig::default());
         for _ in 0..5 {
             let pass = breaker.permit(at(0)).unwrap();
-            breaker.settle(pass, CallOutcome::Failed, at(0), jitter);
+            breaker.record(pass, CallOutcome::Failed, at(0), jitter);
         }
         assert_eq!(breaker.permit(at(ms)), None, "{jitter}");
         assert!(breaker.permit(at(ms + 1)).is_some(), "{jitter}");
@@ -142,7 +142,7 @@ fn breakers_that_could_never_open_or_close_are_refused() {
 enum Step {
     Wait(u64),
     Ask,
-    Settle(usize, CallOutcome, u8),
+    Record(usize, CallOutcome, u8),
     Reachable,
 }
 
@@ -155,7 +155,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         1 => (0..700_u64).prop_map(Step::Wait),
         4 => Just(Step::Ask),
-        4 => (any::<usize>(), outcome, any::<u8>()).prop_map(|(which, what, jitter)| Step::Settle(which, what, jitter)),
+        4 => (any::<usize>(), outcome, any::<u8>()).prop_map(|(which, what, jitter)| Step::Record(which, what, jitter)),
         1 => Just(Step::Reachable),
     ];
     prop::collection::vec(step, 0..200)
@@ -188,10 +188,10 @@ proptest! {
                         under_way.push((pass, is_probe));
                     }
                 }
-                Step::Settle(which, what, jitter) => {
+                Step::Record(which, what, jitter) => {
                     if under_way.is_empty() { continue }
                     let (pass, _) = under_way.swap_remove(which % under_way.len());
-                    if breaker.settle(pass, what, now, jitter) == Some(BreakerState::Open) {
+                    if breaker.record(pass, what, now, jitter) == Some(BreakerState::Open) {
                         opened = Some(now);
                     }
                     // A probe of an earlier era is none any more.
@@ -203,13 +203,13 @@ proptest! {
             }
         }
         for (pass, _) in under_way {
-            breaker.settle(pass, CallOutcome::Forgone, now, 0);
+            breaker.record(pass, CallOutcome::Forgone, now, 0);
         }
         now = now.after(Micros::from_secs(1));
         for _ in 0..probes {
             let pass = breaker.permit(now);
             prop_assert!(pass.is_some());
-            breaker.settle(pass.unwrap(), CallOutcome::Succeeded, now, 0);
+            breaker.record(pass.unwrap(), CallOutcome::Succeeded, now, 0);
         }
         prop_assert_eq!(breaker.state(), BreakerState::Closed);
     }

@@ -441,11 +441,11 @@ proptest! {
         let mut run = Run::new(limit, start);
         for step in &steps {
             run.step(step);
-            let standing = limit.standing(&run.state, run.now);
-            prop_assert!(standing.remaining <= limit.size());
-            prop_assert!(limit.peek(&run.state, run.now, Ask::of(standing.remaining)).is_admitted());
-            if standing.remaining < limit.size() {
-                prop_assert!(!limit.peek(&run.state, run.now, Ask::of(standing.remaining + 1)).is_admitted());
+            let status = limit.status(&run.state, run.now);
+            prop_assert!(status.remaining <= limit.size());
+            prop_assert!(limit.peek(&run.state, run.now, Ask::of(status.remaining)).is_admitted());
+            if status.remaining < limit.size() {
+                prop_assert!(!limit.peek(&run.state, run.now, Ask::of(status.remaining + 1)).is_admitted());
             }
         }
     }
@@ -461,8 +461,8 @@ proptest! {
         let horizon = limit.horizon().get();
         for back in [back, horizon.saturating_mul(sixteenths) / 16, 1] {
             let earlier = Timestamp::from_micros(now.saturating_sub(back));
-            let then = limit.standing(&run.state, earlier).remaining;
-            prop_assert!(then <= limit.standing(&run.state, Timestamp::from_micros(now)).remaining);
+            let then = limit.status(&run.state, earlier).remaining;
+            prop_assert!(then <= limit.status(&run.state, Timestamp::from_micros(now)).remaining);
         }
     }
 
@@ -528,7 +528,7 @@ proptest! {
         let mut untouched = run(limit, start, &steps);
         untouched.grants.clear();
         untouched.written = true;
-        let some = limit.standing(&untouched.state, untouched.now).remaining * used / 8;
+        let some = limit.status(&untouched.state, untouched.now).remaining * used / 8;
         limit.decide(&mut untouched.state, untouched.now, Ask::of(some));
         let mut cancelled =
             Run { limit, state: untouched.state.clone(), grants: Vec::new(), ..untouched };
@@ -551,8 +551,8 @@ proptest! {
             limit.refund(&mut cancelled.state, cancelled.now, cost, Timestamp::from_micros(start));
         }
         untouched.now = cancelled.now;
-        let standings = [&cancelled, &untouched].map(|run| limit.standing(&run.state, run.now));
-        prop_assert_eq!(standings[0], standings[1]);
+        let statuses = [&cancelled, &untouched].map(|run| limit.status(&run.state, run.now));
+        prop_assert_eq!(statuses[0], statuses[1]);
         check_alike(&mut cancelled, &mut untouched, &later)?;
     }
 
@@ -580,8 +580,8 @@ proptest! {
                         1 => limit.charge(&mut state, now, *cost),
                         _ => { limit.decide(&mut state, now, Ask { cost: *cost, wait: wait.map(Micros::new) }); }
                     }
-                    let standing = limit.standing(&state, now);
-                    prop_assert!(standing.remaining <= limit.size());
+                    let status = limit.status(&state, now);
+                    prop_assert!(status.remaining <= limit.size());
                     limit.full_at(&state);
                 }
             }
@@ -609,7 +609,7 @@ fn check_alike(left: &mut Run, right: &mut Run, steps: &[Step]) -> Result<(), Te
         }
         let answers = [&mut *left, &mut *right].map(|run| {
             let outcome = run.step(step).map(|(_, _, outcome)| outcome);
-            (outcome, run.limit.standing(&run.state, run.now))
+            (outcome, run.limit.status(&run.state, run.now))
         });
         prop_assert_eq!(answers[0], answers[1]);
     }

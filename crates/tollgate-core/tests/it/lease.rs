@@ -112,7 +112,7 @@ fn play(
         }
         // What is left here and what may still be spent elsewhere fit into the bucket together.
         let out: u64 = held.iter().filter(|lease| now < lease.ends).map(|lease| lease.left).sum();
-        let left = bucket.standing(&state, store).remaining;
+        let left = bucket.status(&state, store).remaining;
         assert!(left + out <= bucket.0.capacity(), "{left} left and {out} out");
     }
     // Those who wait pass later than those who come after them.
@@ -160,7 +160,7 @@ proptest! {
             let ask = Ask { cost, wait: wait.map(Micros::new) };
             let expected = bucket.decide(&mut plain, now, ask);
             prop_assert_eq!(lease.decide(&mut lending, now, ask), expected);
-            prop_assert_eq!(lease.standing(&lending, now), bucket.standing(&plain, now));
+            prop_assert_eq!(lease.status(&lending, now), bucket.status(&plain, now));
         }
     }
 
@@ -193,7 +193,7 @@ proptest! {
         let then = now.max(lease.full_at(&state));
         let mut fresh = lease.fresh(then);
         prop_assert_eq!(lease.lend(&mut state, then, wanted, 1, life), lease.lend(&mut fresh, then, wanted, 1, life));
-        prop_assert_eq!(lease.standing(&state, then), lease.standing(&fresh, then));
+        prop_assert_eq!(lease.status(&state, then), lease.status(&fresh, then));
     }
 }
 
@@ -231,12 +231,12 @@ fn what_has_flowed_in_place_of_a_lease_is_not_given_back_a_second_time() {
     let grant = terms.lend(&limit, &mut state, start, 100, 1);
     let mut in_time = state.clone();
     terms.take_back(&limit, &mut in_time, start.after(Micros::from_millis(10)), 100, grant.at);
-    assert_eq!(limit.standing(&in_time, start.after(Micros::from_millis(10))).remaining, 100, "all of it");
+    assert_eq!(limit.status(&in_time, start.after(Micros::from_millis(10))).remaining, 100, "all of it");
 
     let later = start.after(Micros::from_secs(1));
     assert!(limit.decide(&mut state, later, Ask::of(100)).is_admitted(), "flowed back");
     terms.take_back(&limit, &mut state, later, 100, grant.at);
-    assert_eq!(limit.standing(&state, later).remaining, 0, "not a second time");
+    assert_eq!(limit.status(&state, later).remaining, 0, "not a second time");
 }
 
 /// Two leases, each borrowed just before the other is given back: a node that goes on like this holds no more beyond a full bucket
@@ -253,7 +253,7 @@ fn leases_that_are_swapped_for_new_ones_do_not_pile_up() {
         let next = terms.lend(&limit, &mut state, now, 400, 1);
         terms.take_back(&limit, &mut state, now, held.permits, held.at);
         held = next;
-        let beyond = (limit.standing(&state, now).remaining + held.permits).saturating_sub(1_000);
+        let beyond = (limit.status(&state, now).remaining + held.permits).saturating_sub(1_000);
         assert!(beyond <= terms.overshoot(&limit, 100), "{beyond} permits");
     }
 }
@@ -270,7 +270,7 @@ fn a_return_under_a_smaller_limit_stops_at_the_brim() {
     // Ten are left and ten are out, as a store reads them under the smaller limit.
     let mut state = LeaseState::new(&small, small.fresh(now), life, grant.at, [50, 0]);
     lease.take_back(&mut state, now, 50, grant.at);
-    assert_eq!(lease.standing(&state, now).remaining, 10);
+    assert_eq!(lease.status(&state, now).remaining, 10);
     assert_eq!(lease.full_at(&state), now);
 }
 
@@ -291,7 +291,7 @@ fn a_key_that_is_not_there_is_distrusted_after_a_failover() {
             let now = since.after(Micros::from_millis(ms));
             let mut state = limit.fresh(since);
             limit.distrust(&mut state, now, since, Micros::ZERO);
-            assert_eq!(limit.standing(&state, now).remaining, 0, "{limit:?} after {ms} ms");
+            assert_eq!(limit.status(&state, now).remaining, 0, "{limit:?} after {ms} ms");
         }
     }
 }
@@ -305,5 +305,5 @@ fn a_counter_forgets_nothing_long_after_a_failover() {
     let mut state = limit.fresh(now);
     assert!(limit.decide(&mut state, now, Ask::of(7)).is_admitted());
     limit.distrust(&mut state, now, since, Micros::ZERO);
-    assert_eq!(limit.standing(&state, now).remaining, 3);
+    assert_eq!(limit.status(&state, now).remaining, 3);
 }

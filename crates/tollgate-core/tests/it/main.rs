@@ -4,11 +4,11 @@
 mod accuracy; // how far the sliding counter is from the exact log
 mod breaker; // when a failing server is asked again
 mod calendar; // days, weeks and months of time zones
-mod carry; // what a key has used when its limit changes
-mod holding; // what a node does with what it has borrowed
 mod identity; // how requests are identified
 mod laws; // what holds for every limit, trace and clock
 mod lease; // permits that are lent
+mod local_lease; // what a node does with what it has borrowed
+mod migrate; // what a key has used when its limit changes
 mod paths; // spellings of paths, and limits that are left out
 mod policy; // which limits a request is checked against
 mod quota; // so many per day, week or month

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tollgate_core::algorithm::CalendarState;
 use tollgate_core::{
-    Algorithm, Ask, Calendar, CalendarQuota, Cycle, LimitError, Micros, Outcome, Standing, Timestamp, Weekday,
+    Algorithm, Ask, Calendar, CalendarQuota, Cycle, LimitError, Micros, Outcome, Status, Timestamp, Weekday,
 };
 
 use crate::laws::config;
@@ -33,11 +33,11 @@ const RETRY_AT_THE_15TH: Outcome = Outcome::Denied { retry: Micros::from_secs(28
 fn a_month_ends_on_its_day_in_its_zone() {
     let (quota, now) = (seoul(), at("2026-11-16T09:00:00Z"));
     let mut state = quota.fresh(now);
-    assert_eq!(quota.standing(&state, now), Standing { remaining: 10, reset: Micros::ZERO });
+    assert_eq!(quota.status(&state, now), Status { remaining: 10, reset: Micros::ZERO });
     assert_eq!(quota.decide(&mut state, now, Ask::of(7)), Outcome::NOW);
     assert_eq!(
-        quota.standing(&state, now),
-        Standing { remaining: 3, reset: Micros::from_secs(28 * 86_400 + 6 * 3_600) }
+        quota.status(&state, now),
+        Status { remaining: 3, reset: Micros::from_secs(28 * 86_400 + 6 * 3_600) }
     );
     assert_eq!(quota.decide(&mut state, now, Ask::of(4)), RETRY_AT_THE_15TH);
     assert_eq!(quota.decide(&mut state, now, Ask::of(11)), Outcome::Impossible);
@@ -69,9 +69,9 @@ fn what_was_taken_counts_under_every_limit() {
     let mut state = of(1_000).fresh(now);
     assert_eq!(of(1_000).decide(&mut state, now, Ask::of(900)), Outcome::NOW);
     assert_eq!(of(100).decide(&mut state, now, Ask::of(1)), RETRY_AT_THE_15TH);
-    assert_eq!(of(1_000).standing(&state, now).remaining, 100);
-    assert_eq!(of(2_000).standing(&state, now).remaining, 1_100);
-    assert_eq!(of(100).standing(&state, at("2026-12-14T15:00:00Z")).remaining, 100);
+    assert_eq!(of(1_000).status(&state, now).remaining, 100);
+    assert_eq!(of(2_000).status(&state, now).remaining, 1_100);
+    assert_eq!(of(100).status(&state, at("2026-12-14T15:00:00Z")).remaining, 100);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn refunds_are_of_the_period_of_their_grant() {
     assert_eq!(quota.full_at(&state), at("2026-11-14T15:00:00Z"));
     quota.decide(&mut state, now, Ask::of(10));
     quota.refund(&mut state, at("2026-12-14T15:00:00Z"), 3, now);
-    assert_eq!(quota.standing(&state, at("2026-12-14T15:00:00Z")).remaining, 10);
+    assert_eq!(quota.status(&state, at("2026-12-14T15:00:00Z")).remaining, 10);
 }
 
 #[test]
@@ -331,13 +331,13 @@ proptest! {
         let mut run = Run::new(quota, start);
         for step in &steps {
             run.step(step);
-            let Standing { remaining, reset } = quota.standing(&run.state, run.now);
+            let Status { remaining, reset } = quota.status(&run.state, run.now);
             prop_assert!(quota.peek(&run.state, run.now, Ask::of(remaining)).is_admitted());
             prop_assert!(run.state.count <= 2 * quota.limit() as i64);
             if remaining < quota.limit() {
                 prop_assert!(!quota.peek(&run.state, run.now, Ask::of(remaining + 1)).is_admitted());
                 prop_assert!(reset > Micros::ZERO);
-                let then = quota.standing(&run.state, run.now.after(reset)).remaining;
+                let then = quota.status(&run.state, run.now.after(reset)).remaining;
                 prop_assert_eq!(then, quota.limit());
             }
         }
@@ -350,8 +350,8 @@ proptest! {
         let run = Run::played(quota, start, &steps);
         let now = run.now.max(run.latest);
         for by in [by, quota.horizon().get() * sixteenths / 16, 1] {
-            let then = quota.standing(&run.state, back(now, Micros::new(by))).remaining;
-            prop_assert!(then <= quota.standing(&run.state, now).remaining || run.state == quota.fresh(now));
+            let then = quota.status(&run.state, back(now, Micros::new(by))).remaining;
+            prop_assert!(then <= quota.status(&run.state, now).remaining || run.state == quota.fresh(now));
         }
     }
 
@@ -405,7 +405,7 @@ proptest! {
             let step = Step { advance: match step.advance { Advance::ToTheEnd => Advance::By(16), by => by }, ..step.clone() };
             let answers = [&mut expired, &mut fresh].map(|run| {
                 let outcome = run.step(&step).map(|(_, _, outcome)| outcome);
-                (outcome, quota.standing(&run.state, run.now))
+                (outcome, quota.status(&run.state, run.now))
             });
             prop_assert_eq!(answers[0], answers[1]);
         }
@@ -423,12 +423,12 @@ proptest! {
                 0 => quota.refund(&mut state, now, cost, Timestamp::from_micros(wait.unwrap_or(cost))),
                 1 => quota.charge(&mut state, now, cost),
                 _ => {
-                    let most = quota.standing(&state, now).remaining;
+                    let most = quota.status(&state, now).remaining;
                     let outcome = quota.decide(&mut state, now, Ask { cost, wait: wait.map(Micros::new) });
                     prop_assert!(outcome != Outcome::NOW || cost <= most);
                 }
             }
-            prop_assert!(quota.standing(&state, now).remaining <= quota.limit());
+            prop_assert!(quota.status(&state, now).remaining <= quota.limit());
             prop_assert!((0..=Timestamp::MAX.as_micros() as i64).contains(&state.end));
             quota.full_at(&state);
         }

@@ -51,7 +51,7 @@ fn retention_lapses_when_the_longer_window_is_withdrawn() {
         assert!(after.decide(&mut state, at(number * 200_000), Ask::of(1)).is_admitted());
     }
     assert_eq!(state.entries().len(), 50, "for a day it can still come back");
-    assert_eq!(before[1].standing(&state, at(10_000_000)).remaining, 950);
+    assert_eq!(before[1].status(&state, at(10_000_000)).remaining, 950);
     let a_day_later = 86_400_000_000;
     assert!(after.decide(&mut state, at(a_day_later), Ask::of(1)).is_admitted());
     assert_eq!(state.entries().len(), 1, "then only the second matters");

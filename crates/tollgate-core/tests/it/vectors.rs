@@ -18,14 +18,14 @@ fn play(limit: Limit, steps: &str) {
 
         let state = state.get_or_insert_with(|| limit.fresh(now));
         let outcome = limit.decide(state, now, Ask { cost, wait });
-        let standing = limit.standing(state, now);
+        let status = limit.status(state, now);
         let answer = format!(
             "{},{},{},{},{}",
             u8::from(outcome.is_admitted()),
             outcome.delay().get(),
             outcome.retry().get(),
-            standing.remaining,
-            standing.reset.get()
+            status.remaining,
+            status.reset.get()
         );
         assert_eq!(answer, expected.trim(), "{limit:?}: {step}");
     }

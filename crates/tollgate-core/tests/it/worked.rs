@@ -31,7 +31,7 @@ impl Key {
 
     fn remaining(&self, at_us: u64) -> u64 {
         let now = Timestamp::from_micros(at_us);
-        self.state.as_ref().map_or(self.limit.size(), |state| self.limit.standing(state, now).remaining)
+        self.state.as_ref().map_or(self.limit.size(), |state| self.limit.status(state, now).remaining)
     }
 }
 
@@ -82,7 +82,7 @@ fn second_7_is_in_window_5_and_second_12_in_window_10() {
         let mut state = limit.fresh(now);
         limit.decide(&mut state, now, Ask::of(1));
         assert_eq!(state.window * 5, window);
-        assert_eq!(limit.standing(&state, now).reset, Micros::from_secs(window as u64 + 5 - second));
+        assert_eq!(limit.status(&state, now).reset, Micros::from_secs(window as u64 + 5 - second));
     }
 }
 
@@ -210,9 +210,9 @@ fn reserve_wait_cancel_is_no_free_bucket() {
     // Half of it has flowed back when the reservation, which has started by then, is given back.
     let start = at(0).after(delay);
     bucket.refund(&mut state, at(1_500_000), 10, start);
-    assert_eq!(bucket.standing(&state, at(1_500_000)).remaining, 10);
+    assert_eq!(bucket.status(&state, at(1_500_000)).remaining, 10);
     bucket.refund(&mut state, at(1_500_000), 10, start);
-    assert_eq!(bucket.standing(&state, at(1_500_000)).remaining, 10, "and never more than full");
+    assert_eq!(bucket.status(&state, at(1_500_000)).remaining, 10, "and never more than full");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) fn document() -> Value {
             "content": { "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } }
         })
     };
-    let standing = json!({
+    let status = json!({
         "X-RateLimit-Limit": { "schema": { "type": "integer" } },
         "X-RateLimit-Remaining": { "schema": { "type": "integer" } },
         "X-RateLimit-Reset": { "schema": { "type": "integer" }, "description": "Epoch seconds" },
@@ -39,10 +39,10 @@ pub(super) fn document() -> Value {
             "schema": { "$ref": "#/components/schemas/Basis" }, "description": "On what ground it was decided"
         }
     });
-    let mut denied_headers = standing.clone();
+    let mut denied_headers = status.clone();
     denied_headers["Retry-After"] = json!({ "schema": { "type": "integer", "minimum": 1 } });
     let check_responses = json!({
-        "200": { "description": "Allowed", "headers": standing, "content": json_of("Check") },
+        "200": { "description": "Allowed", "headers": status, "content": json_of("Check") },
         "429": { "description": "Denied; nothing was taken", "headers": denied_headers, "content": json_of("Check") },
         "400": problem("A parameter cannot be taken"),
         "401": problem(NAMED_KEY),
@@ -87,7 +87,7 @@ pub(super) fn document() -> Value {
                 "operationId": "remaining", "summary": "Where a key stands; takes nothing",
                 "parameters": [algorithm, key],
                 "responses": {
-                    "200": { "description": "Also at zero", "headers": standing, "content": json_of("Remaining") },
+                    "200": { "description": "Also at zero", "headers": status, "content": json_of("Remaining") },
                     "400": problem("A parameter cannot be taken"),
                     "401": problem(TOKEN),
                     "503": problem("The store does not answer, and the limit is closed without it")
@@ -107,7 +107,7 @@ pub(super) fn document() -> Value {
                 "operationId": "judge", "summary": "Judge a request by the policy: all its limits together",
                 "requestBody": { "required": true, "content": json_of("Described") },
                 "responses": {
-                    "200": { "description": "It may go ahead", "headers": standing, "content": json_of("Judged") },
+                    "200": { "description": "It may go ahead", "headers": status, "content": json_of("Judged") },
                     "429": { "description": "Denied; nothing was taken", "headers": denied_headers, "content": json_of("Judged") },
                     "403": { "description": "It lacks a key that a rule insists on; the rule settles the status", "content": json_of("Judged") },
                     "400": problem("A member cannot be taken"),

@@ -355,11 +355,11 @@ fn the_ratelimit_fields_are_structured_fields() {
     let server = start();
     for (permits, denied) in [(30, false), (90, true)] {
         let response = server.get(&format!("{CHECK}?key=user:1&algorithm=SLIDING_WINDOW&permits={permits}"));
-        let standing = response.header("ratelimit").unwrap();
+        let status = response.header("ratelimit").unwrap();
         let policy = response.header("ratelimit-policy").unwrap();
         assert_eq!(policy, "\"sliding_window\";q=100;w=60");
-        assert_eq!(standing, "\"sliding_window\";r=70;t=60", "denied: {denied}");
-        for field in [standing, policy] {
+        assert_eq!(status, "\"sliding_window\";r=70;t=60", "denied: {denied}");
+        for field in [status, policy] {
             sfv::Parser::new(field).parse::<sfv::List>().unwrap();
         }
         if denied {

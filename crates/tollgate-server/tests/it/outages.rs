@@ -71,7 +71,7 @@ fn every_answer_says_its_ground_and_no_mode_but_closed_is_an_error() {
     let expected = [(true, "open"), (true, "local"), (false, "closed")].map(|(a, b)| (json!(a), json!(b)));
     assert_eq!((batch.status, grounds), (200, expected.to_vec()));
 
-    let standing = |algorithm| {
+    let status = |algorithm| {
         let response = server.get(&format!("/api/v1/rate-limit/remaining?key=user:1&algorithm={algorithm}"));
         (
             response.status,
@@ -79,9 +79,9 @@ fn every_answer_says_its_ground_and_no_mode_but_closed_is_an_error() {
             response.json()["remaining"].clone(),
         )
     };
-    assert_eq!(standing("TOKEN_BUCKET"), (200, "open".into(), json!(100)));
-    assert_eq!(standing("FIXED_WINDOW"), (200, "local".into(), json!(40)));
-    assert_eq!(standing("LEAKY_BUCKET").0, 503);
+    assert_eq!(status("TOKEN_BUCKET"), (200, "open".into(), json!(100)));
+    assert_eq!(status("FIXED_WINDOW"), (200, "local".into(), json!(40)));
+    assert_eq!(status("LEAKY_BUCKET").0, 503);
     let reset = server.ask("DELETE", "/api/v1/rate-limit/reset?key=user:1", "", "");
     assert_eq!(reset.status, 503, "what was not done is not said to be done");
     assert!(reset.body.contains("was not reset"), "{}", reset.body);

@@ -76,7 +76,7 @@ fn allowed_of(server: &Server, count: usize, request: &Value) -> usize {
     allowed.count()
 }
 
-fn standing_of(server: &Server, request: &Value, rule: &str) -> Value {
+fn status_of(server: &Server, request: &Value, rule: &str) -> Value {
     let explained = server.post("/api/v1/explain", &request.to_string()).json();
     let limits = explained["limits"].as_array().unwrap_or_else(|| panic!("{explained}"));
     let found = limits.iter().find(|limit| limit["rule"] == rule);
@@ -127,11 +127,11 @@ fn a_thousand_denied_logins_take_nothing_from_the_other_limits() {
     for _ in 0..5 {
         assert_eq!(check(&server, &login).status, 200);
     }
-    let standings = |server: &Server| {
-        let plan = standing_of(server, &login, "plan");
-        (standing_of(server, &login, "per-ip")["remaining"].clone(), plan["remaining"].clone())
+    let statuses = |server: &Server| {
+        let plan = status_of(server, &login, "plan");
+        (status_of(server, &login, "per-ip")["remaining"].clone(), plan["remaining"].clone())
     };
-    let before = standings(&server);
+    let before = statuses(&server);
     assert_eq!(before, (json!(95), json!(95)));
     for _ in 0..1_000 {
         let denied = check(&server, &login);
@@ -140,7 +140,7 @@ fn a_thousand_denied_logins_take_nothing_from_the_other_limits() {
         // Until the tenth of a minute in which they were is wholly out of the minute.
         assert_eq!(denied.number("retry-after"), 66);
     }
-    assert_eq!(standings(&server), before);
+    assert_eq!(statuses(&server), before);
     let other = json!({ "ip": "192.0.2.1", "user": "alice", "path": "/api/login", "method": "GET" });
     assert_eq!(check(&server, &other).status, 200, "another method is another matter");
 }
@@ -165,7 +165,7 @@ fn a_payment_needs_a_user() {
     let anonymous = check(&server, &json!({ "ip": "192.0.2.1", "path": "/api/payment/card" }));
     assert_eq!((anonymous.status, &anonymous.json()["code"]), (403, &json!("EMPTY_KEY")));
     assert_eq!(anonymous.json()["rule"], "payment");
-    let untouched = standing_of(&server, &json!({ "ip": "192.0.2.1", "path": "/" }), "per-ip");
+    let untouched = status_of(&server, &json!({ "ip": "192.0.2.1", "path": "/" }), "per-ip");
     assert_eq!(untouched["remaining"], 100, "a refusal takes nothing");
     let payment = json!({ "user": "alice", "path": "/api/payment/card" });
     assert_eq!(allowed_of(&server, 10, &payment), 5);
@@ -193,7 +193,7 @@ fn a_heavy_search_costs_two_of_a_burst_of_a_hundred() {
     let heavy = json!({ "apiKey": "secret-2", "path": "/api/search/full/text" });
     assert_eq!(allowed_of(&server, 60, &heavy), 50);
     assert_eq!(
-        standing_of(&server, &heavy, "search")["remaining"],
+        status_of(&server, &heavy, "search")["remaining"],
         150,
         "the other limit has lost one for each"
     );
@@ -255,7 +255,7 @@ fn an_endpoint_has_a_part_of_the_tier_for_itself() {
     assert_eq!(allowed_of(&server, 15, &generate), 10, "a tenth of 100 in 5 s");
     let export = json!({ "user": "pro-user", "tier": "pro", "path": "/api/export/all" });
     assert_eq!(allowed_of(&server, 10, &export), 5, "a twentieth of them");
-    assert_eq!(standing_of(&server, &export, "plan")["remaining"], 1_000 - 15, "and both count for the plan");
+    assert_eq!(status_of(&server, &export, "plan")["remaining"], 1_000 - 15, "and both count for the plan");
     let explained = server.post("/api/v1/explain", &export.to_string()).json();
     assert_eq!(explained["endpoint"], "bulk-export");
     assert_eq!(explained["tiers"], json!({ "users": "pro" }));

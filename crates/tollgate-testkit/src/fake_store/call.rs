@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tollgate::lease::Lease;
-use tollgate::{Ask, Decision, Grant, LeaseTerms, Limit, LimitSettings, StoreError, Timestamp, Wanted};
+use tollgate::{Ask, Decision, Grant, LeaseRequest, LeaseTerms, Limit, LimitSettings, StoreError, Timestamp};
 
 /// A limit as a node has added it.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) enum Call {
     /// Says what would be decided.
     Peek(Asked),
     /// Decides on a check, and lends.
-    Borrow(Asked, Wanted),
+    Borrow(Asked, LeaseRequest),
     /// Takes back the rest of a lease, as the return that follows `number` others.
     Return { place: Place, lease: Lease, number: u64, terms: LeaseTerms },
     /// Takes permits without asking.
@@ -53,7 +53,7 @@ pub(crate) enum Reply {
     /// To [`Call::Decide`], in the order of the checks, and to [`Call::Peek`].
     Decided(Vec<Decision>),
     /// To [`Call::Borrow`].
-    Lent(Decision, Option<Grant>),
+    LeaseGrant(Decision, Option<Grant>),
     /// To [`Call::Return`].
     Returned(Returned),
     /// To all others.

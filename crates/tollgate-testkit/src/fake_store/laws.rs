@@ -24,7 +24,7 @@ pub(super) fn is_exact(limit: &Limit, seen: &State, now: Timestamp, ask: Ask, re
 
 /// As a script decides a run of equal asks: as many as fit into what is left.
 pub(super) fn is_batch_alike(limit: &Limit, seen: &State, now: Timestamp, cost: u64) -> bool {
-    let fit = limit.standing(seen, now).remaining / cost.max(1);
+    let fit = limit.status(seen, now).remaining / cost.max(1);
     let mut state = seen.clone();
     let admitted = (0..3).filter(|_| limit.decide(&mut state, now, Ask::of(cost)).is_admitted()).count();
     admitted as u64 == fit.min(3)

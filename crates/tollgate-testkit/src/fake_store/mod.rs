@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::DropGuard;
 use tollgate::lease::Lease as HeldLease;
 use tollgate::{
-    Backend, Check, Clock, Deadlines, Driver, HashedKey, LeaseTerms, Lent, Limit, LimitId, LimitSettings,
-    Store, StoreError, Tasks, TooManyLimits, Verdict, Verdicts, Wanted,
+    Backend, Check, Clock, Deadlines, Driver, HashedKey, LeaseGrant, LeaseRequest, LeaseTerms, Limit,
+    LimitId, LimitSettings, Store, StoreError, Tasks, TooManyLimits, Verdict, Verdicts,
 };
 
 pub(crate) use self::call::{Asked, Call, FakeLimit, Link, Place, Reply, Returned};
@@ -140,7 +140,7 @@ impl FakeStore {
     async fn done(&self, call: Call, deadline: Duration) -> Result<(), StoreError> {
         match self.call(call, deadline).await? {
             Reply::Done => Ok(()),
-            Reply::Decided(_) | Reply::Lent(..) | Reply::Returned(_) => Err(mismatch()),
+            Reply::Decided(_) | Reply::LeaseGrant(..) | Reply::Returned(_) => Err(mismatch()),
         }
     }
 }
@@ -173,7 +173,7 @@ impl Backend for FakeStore {
             Reply::Decided(decisions) => {
                 Ok(decisions.into_iter().map(|decision| Some(Verdict::exact(decision))).collect())
             }
-            Reply::Lent(..) | Reply::Returned(_) | Reply::Done => Err(mismatch()),
+            Reply::LeaseGrant(..) | Reply::Returned(_) | Reply::Done => Err(mismatch()),
         }
     }
 
@@ -181,7 +181,7 @@ impl Backend for FakeStore {
         let call = Call::Peek(self.asked(check)?);
         match self.call(call, self.deadlines(check.limit).wait).await? {
             Reply::Decided(decisions) => decisions.first().copied().map(Verdict::exact).ok_or_else(mismatch),
-            Reply::Lent(..) | Reply::Returned(_) | Reply::Done => Err(mismatch()),
+            Reply::LeaseGrant(..) | Reply::Returned(_) | Reply::Done => Err(mismatch()),
         }
     }
 
@@ -194,14 +194,14 @@ impl Store for FakeStore {
     async fn borrow(
         &self,
         check: &Check<'_>,
-        wanted: Wanted,
+        wanted: LeaseRequest,
         deadline: Duration,
-    ) -> Result<(Verdict, Option<Lent>), StoreError> {
+    ) -> Result<(Verdict, Option<LeaseGrant>), StoreError> {
         let sent = self.0.clock.now();
         match self.call(Call::Borrow(self.asked(check)?, wanted), deadline).await? {
-            Reply::Lent(decision, grant) => {
+            Reply::LeaseGrant(decision, grant) => {
                 let sent = self.0.link.asked_at(sent, self.0.clock.now());
-                Ok((Verdict::exact(decision), grant.map(|grant| Lent { grant, sent })))
+                Ok((Verdict::exact(decision), grant.map(|grant| LeaseGrant { grant, sent })))
             }
             Reply::Decided(_) | Reply::Returned(_) | Reply::Done => Err(mismatch()),
         }
@@ -219,7 +219,7 @@ impl Store for FakeStore {
         match self.call(call, self.deadlines(limit).call).await? {
             Reply::Returned(Returned::Taken) => Ok(None),
             Reply::Returned(Returned::Refused { returns }) => Ok(Some(returns)),
-            Reply::Decided(_) | Reply::Lent(..) | Reply::Done => Err(mismatch()),
+            Reply::Decided(_) | Reply::LeaseGrant(..) | Reply::Done => Err(mismatch()),
         }
     }
 

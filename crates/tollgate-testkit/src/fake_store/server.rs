@@ -41,7 +41,7 @@ pub(crate) enum Noted {
     /// A request was admitted, to start after a delay.
     Admitted { place: usize, permits: u64, delay: Micros },
     /// Permits were lent.
-    Lent { place: usize, grant: Grant },
+    LeaseGrant { place: usize, grant: Grant },
     /// Permits were taken back.
     TakenBack { place: usize },
     /// Permits were taken without asking.
@@ -118,7 +118,7 @@ impl Server {
                 let number = self.number(&asked.place);
                 let lending = (wanted.permits, wanted.parts, self.lending(&asked.place.limit, wanted.terms));
                 let (decision, grant) = self.take(real_us, number, asked, Some(lending));
-                Reply::Lent(decision, grant)
+                Reply::LeaseGrant(decision, grant)
             }
             Call::Return { place, lease, number, terms } => {
                 Reply::Returned(self.give_back(real_us, place, (lease.left, lease.at), *number, *terms))
@@ -143,7 +143,7 @@ impl Server {
     /// Whole permits left.
     pub(crate) fn remaining(&self, real_us: u64, place: usize, limit: &FakeLimit) -> u64 {
         let now = self.now(real_us);
-        limit.limit.standing(&self.view(place, limit, now), now).remaining
+        limit.limit.status(&self.view(place, limit, now), now).remaining
     }
 
     /// Another server takes over, which does not know of the writes of the last `lost_us`. Returns how many permits were taken by
@@ -252,7 +252,7 @@ impl Server {
             self.notes.push(Noted::Admitted { place: number, permits, delay: outcome.delay() });
         }
         if let Some(grant) = grant.filter(|grant| grant.permits > 0) {
-            self.notes.push(Noted::Lent { place: number, grant });
+            self.notes.push(Noted::LeaseGrant { place: number, grant });
         }
         (answer, grant)
     }
@@ -359,7 +359,7 @@ impl Server {
         let guarded_since = self.took_over.filter(|_| limit.settings.failover_guard);
         let FakeLimit { limit, settings, .. } = limit;
         let mut state = match (state.cloned(), self.slots[place].limit) {
-            (Some(state), Some(written)) if written != *limit => limit.carry_over(&written, state, now),
+            (Some(state), Some(written)) if written != *limit => limit.migrate(&written, state, now),
             (Some(state), _) => state,
             (None, _) => limit.fresh(guarded_since.unwrap_or(now)),
         };
@@ -375,8 +375,8 @@ impl Server {
 }
 
 fn decision(limit: &Limit, outcome: Outcome, state: &State, now: Timestamp) -> Decision {
-    let standing = limit.standing(state, now);
-    Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at: now }
+    let status = limit.status(state, now);
+    Decision { outcome, limit: limit.size(), remaining: status.remaining, reset: status.reset, at: now }
 }
 
 /// The flawed way over the end of epochs: what flowed until then finds the room free already.

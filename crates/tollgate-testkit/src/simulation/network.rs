@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
-use tollgate::{Micros, Outcome, StoreError, Timestamp, Wanted};
+use tollgate::{LeaseRequest, Micros, Outcome, StoreError, Timestamp};
 
 use super::Flaw;
 use super::clock::NodeClock;
@@ -107,7 +107,7 @@ impl Inside {
         let call = match call {
             Call::Borrow(asked, wanted) if scenario.adversarial && wanted.permits > 0 => {
                 let permits = 1 + random.below(2 * asked.place.limit.limit.size());
-                Call::Borrow(asked, Wanted { permits, parts: 1, ..wanted })
+                Call::Borrow(asked, LeaseRequest { permits, parts: 1, ..wanted })
             }
             call => call,
         };
@@ -183,7 +183,7 @@ impl Inside {
             let place = self.server.place(&asked.place.limit.scope, &asked.place.key);
             let outcome = match &heard.reply {
                 Reply::Decided(decisions) => decisions[number].outcome,
-                Reply::Lent(decision, _) => decision.outcome,
+                Reply::LeaseGrant(decision, _) => decision.outcome,
                 Reply::Returned(_) | Reply::Done => continue,
             };
             let is_borrowed = matches!(call, Call::Borrow(..));
@@ -193,7 +193,7 @@ impl Inside {
                 self.judge.heard_denial(holder, place, denial);
             }
         }
-        if let (Call::Borrow(asked, wanted), Reply::Lent(_, grant)) = (call, &heard.reply)
+        if let (Call::Borrow(asked, wanted), Reply::LeaseGrant(_, grant)) = (call, &heard.reply)
             && grant.map_or(0, |grant| grant.permits) < wanted.permits
         {
             let place = self.server.place(&asked.place.limit.scope, &asked.place.key);

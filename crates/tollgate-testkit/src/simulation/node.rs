@@ -110,7 +110,7 @@ impl Node {
             }
         };
         let is_drained = timeout(deadline, drained).await.is_ok();
-        self.lease.backend().settle_debts().await;
+        self.lease.backend().repay_debts().await;
         if timeout(ENDS_WITHIN, self.lease.close()).await.is_err() {
             world.violated(Invariant::Ended, format!("node {} does not end", self.holder));
         }

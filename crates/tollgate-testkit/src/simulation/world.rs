@@ -304,7 +304,7 @@ impl Inside {
                 Noted::Admitted { place, permits, delay } => {
                     self.judge.admitted(place, at_us + delay.get(), permits);
                 }
-                Noted::Lent { place, grant } => {
+                Noted::LeaseGrant { place, grant } => {
                     loan = Some(self.judge.lent(holder, place, &grant, at_us));
                     room = Some(place);
                 }
@@ -373,7 +373,7 @@ impl Inside {
             let call = Call::Decide(vec![asked]);
             let mut outcome = |at_us| match self.server.execute(at_us, &call) {
                 Reply::Decided(decisions) => decisions.first().map(|decision| decision.outcome),
-                Reply::Lent(..) | Reply::Returned(_) | Reply::Done => None,
+                Reply::LeaseGrant(..) | Reply::Returned(_) | Reply::Done => None,
             };
             outcome(now_us);
             let Some(Outcome::Denied { retry }) = outcome(now_us) else { continue };

@@ -121,7 +121,7 @@ impl<S: Store> Debts<S> {
 
     /// Takes what is owed to servers that can be asked, each debt at most once. Returns whether any was settled. Debts to
     /// servers that are gone stay where they are, and hold up no others.
-    pub(super) async fn settle_all(&self) -> bool {
+    pub(super) async fn repay_all(&self) -> bool {
         let before = self.settled.load(Ordering::Relaxed);
         let ready: Vec<_> = {
             let owed = self.owed.lock();
@@ -130,7 +130,7 @@ impl<S: Store> Debts<S> {
             };
             owed.debts.iter().filter(is_ready).map(|(debtor, _)| *debtor).collect()
         };
-        stream::iter(&ready).for_each_concurrent(SETTLED_AT_ONCE, |debtor| self.settle(*debtor)).await;
+        stream::iter(&ready).for_each_concurrent(SETTLED_AT_ONCE, |debtor| self.repay(*debtor)).await;
         self.settled.load(Ordering::Relaxed) > before
     }
 
@@ -153,7 +153,7 @@ impl<S: Store> Debts<S> {
         Some(Taking { debts: self, debtor, debt, due: 0, end: End::Lost })
     }
 
-    async fn settle(&self, debtor: Debtor) {
+    async fn repay(&self, debtor: Debtor) {
         let Some(mut taking) = self.take(debtor) else { return };
         let (account, owned) = (Arc::clone(&taking.debt.account), taking.debt.key.clone());
         let Account { store, limit, book } = &*account;
@@ -162,7 +162,7 @@ impl<S: Store> Debts<S> {
         match store.charge(*limit, owned.hashed(), taking.due, SETTLED_WITHIN).await {
             Ok(()) => {
                 book.reset(key);
-                taking.end = End::Settled;
+                taking.end = End::Repaid;
             }
             // Once more, and it might be taken twice; or it never could be.
             Err(why) if why.may_have_run() || matches!(why, StoreError::Foreign { .. }) => book.reset(key),
@@ -183,7 +183,7 @@ struct Taking<'a, S: Store> {
 
 /// What became of a debt.
 enum End {
-    Settled,
+    Repaid,
     Lost,
     StillOwed,
 }
@@ -195,7 +195,7 @@ impl<S: Store> Drop for Taking<'_, S> {
         let mut owed = debts.owed.lock();
         owed.being_taken = owed.being_taken.saturating_sub(permits);
         match self.end {
-            End::Settled => {
+            End::Repaid => {
                 debts.settled.fetch_add(self.due, Ordering::Relaxed);
             }
             End::Lost => debts.lose(self.due),

@@ -24,7 +24,7 @@ use tollgate_core::{LeaseTerms, Limit, TokenBucket};
 use self::debts::{Account, Debts};
 use self::outages::Outages;
 pub use self::share::{Share, ShareError};
-use crate::backend::{Backend, Deadlines, Lent, Store, Wanted};
+use crate::backend::{Backend, Deadlines, LeaseGrant, LeaseRequest, Store};
 use crate::by_limit::ByLimit;
 use crate::check::{Check, HashedKey, LimitId};
 use crate::clock::Clock;
@@ -178,8 +178,8 @@ impl<S: Store<Error = StoreError>> Guard<S> {
     }
 
     /// Takes what is owed, as far as the store lets it: before a program ends.
-    pub async fn settle_debts(&self) {
-        self.0.shared.debts.settle_all().await;
+    pub async fn repay_debts(&self) {
+        self.0.shared.debts.repay_all().await;
     }
 
     /// What it holds and has done. Looks into every part of a table: for reports, not for requests.
@@ -257,9 +257,9 @@ impl<S: Store<Error = StoreError>> Store for Guard<S> {
     async fn borrow(
         &self,
         check: &Check<'_>,
-        wanted: Wanted,
+        wanted: LeaseRequest,
         deadline: Duration,
-    ) -> Result<(Verdict, Option<Lent>), StoreError> {
+    ) -> Result<(Verdict, Option<LeaseGrant>), StoreError> {
         let shared = &self.0.shared;
         let answer = shared.store.borrow(check, wanted, deadline).await;
         match &answer {
@@ -366,7 +366,7 @@ impl<S: Store<Error = StoreError>> Shared<S> {
             } else {
                 sleep(pause).await;
             }
-            let settled = self.debts.settle_all().await;
+            let settled = self.debts.repay_all().await;
             pause = if settled || self.debts.is_empty() { LOOK_EVERY } else { PAUSE_MAX.min(pause * 2) };
             let is_well = self.store.health().is_ok();
             if is_well {

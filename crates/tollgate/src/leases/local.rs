@@ -72,7 +72,7 @@ impl<B: Store> Inner<B> {
         }
         match checks {
             [check] => decide_one(&limits, check),
-            _ => decide_several(&limits, checks, self.backend.clock().exact_now()),
+            _ => decide_set(&limits, checks, self.backend.clock().exact_now()),
         }
     }
 }
@@ -102,7 +102,7 @@ fn decide_one<'a, B: Store>(limits: &Table<Leased<B>>, check: &Check<'a>) -> Res
     }
 }
 
-fn decide_several<'a, B: Store>(
+fn decide_set<'a, B: Store>(
     limits: &Table<Leased<B>>,
     checks: &[Check<'a>],
     now: Timestamp,

@@ -17,7 +17,7 @@ use tollgate_core::{Ask, LeaseTerms, Limit, Micros, Outcome, Timestamp};
 
 use self::local::{Part, Rest};
 use self::table::{GivenUp, Table};
-use crate::backend::{Backend, Deadlines, Store, Wanted};
+use crate::backend::{Backend, Deadlines, LeaseRequest, Store};
 use crate::by_limit::ByLimit;
 use crate::check::{Check, HashedKey, LimitId, OwnedKey};
 use crate::deadline::within;
@@ -307,8 +307,8 @@ impl<B: Store> Backend for Lease<B> {
         if let Some(leased) = self.0.limits.get(limit) {
             let now = leased.now();
             leased.table.change(key, |cell, stats| {
-                stats.lost += cell.holding.left(now);
-                cell.holding.forget();
+                stats.lost += cell.lease.left(now);
+                cell.lease.forget();
             });
         }
         Ok(())
@@ -381,8 +381,8 @@ impl<B: Store> Leased<B> {
         };
         let now = self.now();
         self.table.change(check.key, |cell, _| {
-            cell.holding.answered(now, sent, 0, None, Some((check.ask.cost, retry)), &self.terms);
-            cell.hear(decision, 0, now);
+            cell.lease.answered(now, sent, 0, None, Some((check.ask.cost, retry)), &self.terms);
+            cell.record(decision, 0, now);
         });
     }
 
@@ -490,7 +490,7 @@ impl<B: Store> Borrowing<B> {
         let leased = &*self.leased;
         // Closed since it was wished for: nobody would give it back.
         let (permits, parts) = leased.parts().map_or((0, 1), |parts| (ahead, parts));
-        let wanted = Wanted { permits, parts, terms: leased.terms };
+        let wanted = LeaseRequest { permits, parts, terms: leased.terms };
         let check = Check { limit: leased.id, key: self.key.hashed(), ask, enforced: true };
         let answer = leased.backend.borrow(&check, wanted, leased.deadlines.call).await;
         let mut late = Vec::new();
@@ -498,7 +498,7 @@ impl<B: Store> Borrowing<B> {
             let now = leased.now();
             let (decision, lent) = match &answer {
                 Ok((Verdict { decision, .. }, lent)) => (decision, lent),
-                Err(_) => return cell.holding.failed(now, &leased.terms),
+                Err(_) => return cell.lease.failed(now, &leased.terms),
             };
             let denied = match decision.outcome {
                 Outcome::Denied { retry } if ask.wait.is_none() => Some((ask.cost, retry)),
@@ -508,8 +508,8 @@ impl<B: Store> Borrowing<B> {
             let permits = grant.map_or(0, |grant| grant.permits);
             leased.note_trip(now.since(sent));
             stats.granted += permits;
-            stats.expired += cell.holding.answered(now, sent, ahead, grant, denied, &leased.terms);
-            cell.hear(decision, permits, now);
+            stats.expired += cell.lease.answered(now, sent, ahead, grant, denied, &leased.terms);
+            cell.record(decision, permits, now);
             if leased.closed.load(Ordering::SeqCst) {
                 late = cell.give_up(now);
             }
@@ -525,7 +525,7 @@ impl<B: Store> Drop for Borrowing<B> {
         let Leased { table, terms, under_way, .. } = &*self.leased;
         if !self.is_noted {
             let now = self.leased.now();
-            table.change(self.key.hashed(), |cell, _| cell.holding.failed(now, terms));
+            table.change(self.key.hashed(), |cell, _| cell.lease.failed(now, terms));
         }
         under_way.fetch_sub(1, Ordering::SeqCst);
     }

@@ -1,7 +1,7 @@
 //! What this node holds of all keys of a limit. Bounded: a key that finds no room is decided by the store.
 
 use hashbrown::HashTable;
-use tollgate_core::lease::{Holding, Lease, Move, Spent};
+use tollgate_core::lease::{Lease, LocalLease, Move, Spent};
 use tollgate_core::{Decision, LeaseTerms, Limit, Micros, Outcome, Timestamp};
 
 use super::LeaseStats;
@@ -10,8 +10,8 @@ use crate::hash::Hash;
 use crate::sync::Lock;
 
 /// Parts of the table, each with its own lock, so that threads seldom meet.
-const SHARDS: usize = 64;
-/// Keys in a shard: some 20 MB in all shards, if every one has 300 bytes.
+const STRIPES: usize = 64;
+/// Keys in a stripe: some 20 MB in all stripes, if every one has 300 bytes.
 const KEYS_MAX: usize = 1_024;
 /// A key that nobody has asked about for so long, and of which nothing is held, is forgotten.
 const FORGET_AFTER: Micros = Micros::from_secs(2);
@@ -19,11 +19,11 @@ const FORGET_AFTER: Micros = Micros::from_secs(2);
 const FORGET_SOON: Micros = Micros::from_millis(100);
 
 pub(super) struct Table {
-    shards: Box<[Lock<Shard>]>,
+    stripes: Box<[Lock<Stripe>]>,
 }
 
 #[derive(Default)]
-struct Shard {
+struct Stripe {
     cells: HashTable<Cell>,
     stats: LeaseStats,
 }
@@ -31,7 +31,7 @@ struct Shard {
 /// What is held of one key, and what the store has last said of it.
 pub(super) struct Cell {
     key: OwnedKey,
-    pub(super) holding: Holding,
+    pub(super) lease: LocalLease,
     /// Permits that were left in the store.
     remaining: u64,
     /// When the key will be full again.
@@ -65,7 +65,7 @@ impl GivenUp {
 
 impl Table {
     pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Lock::new(Shard::default())).collect() }
+        Self { stripes: (0..STRIPES).map(|_| Lock::new(Stripe::default())).collect() }
     }
 
     /// Decides on a check by what is held, as far as that goes, and notes what was spent if it may have to be taken back.
@@ -81,12 +81,12 @@ impl Table {
     ) -> Moved {
         let (cost, waits) = (check.ask.cost, check.ask.wait.is_some_and(|wait| wait > Micros::ZERO));
         let hash = check.key.hash();
-        let mut shard = self.shard(hash).lock();
-        let Shard { cells, stats } = &mut *shard;
+        let mut stripe = self.stripe(hash).lock();
+        let Stripe { cells, stats } = &mut *stripe;
         let Some(cell) = cells.find_mut(hash.high, |cell| cell.hash() == hash) else {
             if cells.len() < KEYS_MAX {
                 let mut cell = Cell::new(check.key);
-                let moved = cell.holding.decide(now, cost, waits, terms, parts);
+                let moved = cell.lease.decide(now, cost, waits, terms, parts);
                 cells.insert_unique(hash.high, cell, |cell| cell.hash().high);
                 if let Move::Ask { ahead } = moved {
                     return Moved::Ask { ahead };
@@ -94,7 +94,7 @@ impl Table {
             }
             return Moved::Ask { ahead: 0 };
         };
-        match cell.holding.decide_spending(now, cost, waits, terms, parts, spent) {
+        match cell.lease.decide_spending(now, cost, waits, terms, parts, spent) {
             Move::Spend { fetch } => {
                 stats.spent += cost;
                 Moved::Spent { decision: cell.decision(Outcome::NOW, now, limit), fetch }
@@ -107,7 +107,7 @@ impl Table {
     /// Takes back what was spent on a request that is not admitted after all.
     pub(super) fn unspend(&self, key: HashedKey<'_>, spent: &Spent, now: Timestamp) {
         self.change(key, |cell, stats| {
-            let expired = cell.holding.unspend(spent, now);
+            let expired = cell.lease.unspend(spent, now);
             stats.spent -= spent.permits();
             stats.expired += expired;
         });
@@ -116,8 +116,8 @@ impl Table {
     /// Changes the cell of a key, if it has one.
     pub(super) fn change(&self, key: HashedKey<'_>, change: impl FnOnce(&mut Cell, &mut LeaseStats)) {
         let hash = key.hash();
-        let mut shard = self.shard(hash).lock();
-        let Shard { cells, stats } = &mut *shard;
+        let mut stripe = self.stripe(hash).lock();
+        let Stripe { cells, stats } = &mut *stripe;
         match cells.find_mut(hash.high, |cell| cell.hash() == hash) {
             Some(cell) => change(cell, stats),
             // It had no room, or was forgotten meanwhile: nothing of it is held.
@@ -125,7 +125,7 @@ impl Table {
                 let mut cell = Cell::new(key);
                 change(&mut cell, stats);
                 // What is put into it all the same is held from now on.
-                if !cell.holding.leases().is_empty() {
+                if !cell.lease.leases().is_empty() {
                     cells.insert_unique(hash.high, cell, |cell| cell.hash().high);
                 }
             }
@@ -135,23 +135,23 @@ impl Table {
     /// Permits that are held of a key and may still be spent.
     pub(super) fn left(&self, key: HashedKey<'_>, now: Timestamp) -> u64 {
         let hash = key.hash();
-        let shard = self.shard(hash).lock();
-        shard.cells.find(hash.high, |cell| cell.hash() == hash).map_or(0, |cell| cell.holding.left(now))
+        let stripe = self.stripe(hash).lock();
+        stripe.cells.find(hash.high, |cell| cell.hash() == hash).map_or(0, |cell| cell.lease.left(now))
     }
 
     /// Drops what has ended, forgets keys, and says what is to be given back: everything, or what nobody asks for any more.
     pub(super) fn sweep(&self, now: Timestamp, terms: &LeaseTerms, everything: bool) -> Vec<GivenUp> {
         let mut given_up = Vec::new();
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            let Shard { cells, stats } = &mut *shard;
+        for stripe in &self.stripes {
+            let mut stripe = stripe.lock();
+            let Stripe { cells, stats } = &mut *stripe;
             let forget_after = if cells.len() > KEYS_MAX * 3 / 4 { FORGET_SOON } else { FORGET_AFTER };
             cells.retain(|cell| {
-                stats.expired += cell.holding.drop_ended(now);
-                if everything || cell.holding.is_idle(now, terms) {
+                stats.expired += cell.lease.drop_ended(now);
+                if everything || cell.lease.is_idle(now, terms) {
                     given_up.append(&mut cell.give_up(now));
                 }
-                !cell.holding.is_over(now, forget_after)
+                !cell.lease.is_over(now, forget_after)
             });
         }
         given_up
@@ -160,24 +160,24 @@ impl Table {
     /// What was done so far, and what is held now.
     pub(super) fn stats(&self, now: Timestamp) -> LeaseStats {
         let mut all = LeaseStats::default();
-        for shard in &self.shards {
-            let shard = shard.lock();
-            all.add(&shard.stats);
-            all.keys += shard.cells.len() as u64;
-            all.held += shard.cells.iter().map(|cell| cell.holding.left(now)).sum::<u64>();
+        for stripe in &self.stripes {
+            let stripe = stripe.lock();
+            all.add(&stripe.stats);
+            all.keys += stripe.cells.len() as u64;
+            all.held += stripe.cells.iter().map(|cell| cell.lease.left(now)).sum::<u64>();
         }
         all
     }
 
-    fn shard(&self, hash: Hash) -> &Lock<Shard> {
-        &self.shards[hash.low as usize % SHARDS]
+    fn stripe(&self, hash: Hash) -> &Lock<Stripe> {
+        &self.stripes[hash.low as usize % STRIPES]
     }
 }
 
 impl Cell {
     fn new(key: HashedKey<'_>) -> Self {
         let key = OwnedKey::from(key);
-        Self { key, holding: Holding::default(), remaining: 0, reset_at: Timestamp::default(), returns: 0 }
+        Self { key, lease: LocalLease::default(), remaining: 0, reset_at: Timestamp::default(), returns: 0 }
     }
 
     fn hash(&self) -> Hash {
@@ -186,18 +186,18 @@ impl Cell {
 
     /// Everything that is held, to be given back.
     pub(super) fn give_up(&mut self, now: Timestamp) -> Vec<GivenUp> {
-        let leases = self.holding.give_up(now).into_iter();
+        let leases = self.lease.give_up(now).into_iter();
         leases.map(|lease| GivenUp { key: self.key.clone(), lease, returns: self.returns }).collect()
     }
 
     /// Notes what the store has said.
-    pub(super) fn hear(&mut self, decision: &Decision, lent: u64, now: Timestamp) {
+    pub(super) fn record(&mut self, decision: &Decision, lent: u64, now: Timestamp) {
         self.remaining = decision.remaining.saturating_sub(lent);
         self.reset_at = now.after(decision.reset);
     }
 
     fn decision(&self, outcome: Outcome, now: Timestamp, limit: &Limit) -> Decision {
-        let remaining = self.remaining.saturating_add(self.holding.left(now)).min(limit.size());
+        let remaining = self.remaining.saturating_add(self.lease.left(now)).min(limit.size());
         Decision { outcome, limit: limit.size(), remaining, reset: self.reset_at.since(now), at: now }
     }
 }

@@ -1,21 +1,21 @@
 //! The memory engine: the state of all keys in this process, behind many small locks.
 
-mod cell;
 mod numbers;
 mod sets;
-mod shard;
+mod slot_codec;
+mod stripe;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate_core::{Algorithm, Ask, Decision, Limit, Micros, Outcome, Standing, Timestamp};
+use tollgate_core::{Algorithm, Ask, Decision, Limit, Micros, Outcome, Status, Timestamp};
 
-use self::cell::Cell;
 pub use self::numbers::TooManyLimits;
 use self::numbers::{LIMITS_MAX, LimitNumber, Limits};
-use self::shard::{Asker, FILL_MEAN, Shard, shard_of};
+use self::slot_codec::SlotCodec;
+use self::stripe::{Asker, FILL_MEAN, Stripe, stripe_of};
 use crate::backend::Backend;
 use crate::by_limit::ByLimit;
 use crate::check::{Check, HashedKey, LimitId};
@@ -28,13 +28,13 @@ use crate::sync::Lock;
 use crate::verdict::{Verdict, Verdicts};
 
 /// Parts of a small table. Threads that meet in one wait for each other, so there are more of them than cores.
-const SHARDS_MIN: usize = 64;
+const STRIPES_MIN: usize = 64;
 
 /// How large the engine may become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryConfig {
     /// Keys kept at the same time. Beyond it new keys displace those that have used the least of their limit, of the scopes that
-    /// hold more than their part: the keys divided by the scopes that have any. Chance decides which shard of the table a key falls
+    /// hold more than their part: the keys divided by the scopes that have any. Chance decides which stripe of the table a key falls
     /// into, so an eighth more (in small tables more) may be held before that.
     pub max_keys: usize,
 }
@@ -67,18 +67,18 @@ impl std::fmt::Debug for MemoryEngine {
 }
 
 struct Table {
-    shards: Box<[Padded]>,
+    stripes: Box<[Padded]>,
     /// The limits that states refer to by number, so that a state tells what it is without its limiter. Read only with a
-    /// shard locked, never the other way round.
+    /// stripe locked, never the other way round.
     limits: RwLock<Limits>,
     /// Held by whoever numbers a limit, so that a number that nobody refers to stays so until it is given out again.
     numbering: Mutex<()>,
     clock: Clock,
 }
 
-/// Own cache lines: threads on neighbouring shards do not slow each other down.
+/// Own cache lines: threads on neighbouring stripes do not slow each other down.
 #[repr(align(128))]
-struct Padded(Lock<Shard>);
+struct Padded(Lock<Stripe>);
 
 /// What the engine holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -94,10 +94,10 @@ pub struct MemoryStats {
 impl MemoryEngine {
     /// An empty engine.
     pub fn new(config: MemoryConfig, clock: Clock) -> Self {
-        let shards = config.max_keys.div_ceil(FILL_MEAN).max(SHARDS_MIN);
-        let keys = config.max_keys.div_ceil(shards).max(1);
-        let shards = (0..shards).map(|_| Padded(Lock::new(Shard::new(keys)))).collect();
-        let table = Table { shards, limits: RwLock::default(), numbering: Mutex::default(), clock };
+        let stripes = config.max_keys.div_ceil(FILL_MEAN).max(STRIPES_MIN);
+        let keys = config.max_keys.div_ceil(stripes).max(1);
+        let stripes = (0..stripes).map(|_| Padded(Lock::new(Stripe::new(keys)))).collect();
+        let table = Table { stripes, limits: RwLock::default(), numbering: Mutex::default(), clock };
         Self { table: Arc::new(table), added: Arc::default() }
     }
 
@@ -119,34 +119,34 @@ impl MemoryEngine {
     /// by themselves when their room is needed; this gives memory back while no new keys come.
     pub fn sweep(&self, from: usize, parts: usize) -> usize {
         let now = self.table.clock.now();
-        let shards = self.table.shards.len();
-        for index in from..from + parts.min(shards) {
-            self.table.shards[index % shards].0.lock().sweep(&self.table.limits, now);
+        let stripes = self.table.stripes.len();
+        for index in from..from + parts.min(stripes) {
+            self.table.stripes[index % stripes].0.lock().sweep(&self.table.limits, now);
         }
-        (from + parts) % shards
+        (from + parts) % stripes
     }
 
     /// Forgets all keys.
     pub fn clear(&self) {
-        for shard in &self.table.shards {
-            shard.0.lock().clear();
+        for stripe in &self.table.stripes {
+            stripe.0.lock().clear();
         }
     }
 
     /// In how many parts [`MemoryEngine::sweep`] sees the table.
     pub fn parts(&self) -> usize {
-        self.table.shards.len()
+        self.table.stripes.len()
     }
 
     /// What the engine holds now. Looks into every part of the table: for reports, not for the way of a request.
     pub fn stats(&self) -> MemoryStats {
         let mut stats =
-            MemoryStats { bytes: size_of_val(&*self.table.shards) as u64, ..MemoryStats::default() };
-        for shard in &self.table.shards {
-            let shard = shard.0.lock();
-            stats.keys += shard.len() as u64;
-            stats.bytes += shard.bytes() as u64;
-            stats.evicted += shard.evicted();
+            MemoryStats { bytes: size_of_val(&*self.table.stripes) as u64, ..MemoryStats::default() };
+        for stripe in &self.table.stripes {
+            let stripe = stripe.0.lock();
+            stats.keys += stripe.len() as u64;
+            stats.bytes += stripe.bytes() as u64;
+            stats.evicted += stripe.evicted();
         }
         stats
     }
@@ -162,12 +162,12 @@ impl Table {
             return numbered;
         }
         // States are only ever written under the limits of limiters, so what is noted here can become fewer, not more. A number that
-        // is let go while this goes on may have been written after its shard was seen, and must wait for the next time.
+        // is let go while this goes on may have been written after its stripe was seen, and must wait for the next time.
         let mut noted = vec![false; usize::from(LIMITS_MAX) + 1];
         self.limits.read().note_held(&mut noted);
         let now = self.clock.now();
-        for shard in &self.shards {
-            shard.0.lock().note_limits(&self.limits, now, &mut noted);
+        for stripe in &self.stripes {
+            stripe.0.lock().note_limits(&self.limits, now, &mut noted);
         }
         let mut limits = self.limits.write();
         limits.forget(&noted);
@@ -175,8 +175,8 @@ impl Table {
     }
 
     #[inline]
-    fn shard(&self, hash: Hash) -> &Lock<Shard> {
-        &self.shards[shard_of(hash, self.shards.len())].0
+    fn stripe(&self, hash: Hash) -> &Lock<Stripe> {
+        &self.stripes[stripe_of(hash, self.stripes.len())].0
     }
 }
 
@@ -232,13 +232,13 @@ impl MemoryLimiter {
     pub fn take(&self, key: &str, permits: u64) -> Outcome {
         let (key, ask) = (Hash::of(key), Ask::of(permits));
         match &self.limit {
-            Limit::TokenBucket(it) => self.settle(it, key, ask),
-            Limit::IntervalBucket(it) => self.settle(it, key, ask),
-            Limit::LeakyBucket(it) => self.settle(it, key, ask),
-            Limit::FixedWindow(it) => self.settle(it, key, ask),
-            Limit::SlidingLog(it) => self.settle(it, key, ask),
-            Limit::SlidingCounter(it) => self.settle(it, key, ask),
-            Limit::CalendarQuota(it) => self.settle(it, key, ask),
+            Limit::TokenBucket(it) => self.outcome_of(it, key, ask),
+            Limit::IntervalBucket(it) => self.outcome_of(it, key, ask),
+            Limit::LeakyBucket(it) => self.outcome_of(it, key, ask),
+            Limit::FixedWindow(it) => self.outcome_of(it, key, ask),
+            Limit::SlidingLog(it) => self.outcome_of(it, key, ask),
+            Limit::SlidingCounter(it) => self.outcome_of(it, key, ask),
+            Limit::CalendarQuota(it) => self.outcome_of(it, key, ask),
         }
     }
 
@@ -249,17 +249,17 @@ impl MemoryLimiter {
 
     fn peek_hashed(&self, key: Hash, ask: Ask) -> Decision {
         let asker = self.asker(key);
-        self.look(&self.table.shard(asker.hash).lock(), asker, ask)
+        self.look(&self.table.stripe(asker.hash).lock(), asker, ask)
     }
 
     /// Whole permits left. Takes nothing and creates nothing.
     pub fn remaining(&self, key: &str) -> u64 {
-        self.standing(key).remaining
+        self.status(key).remaining
     }
 
     /// Where a key stands.
-    pub fn standing(&self, key: &str) -> Standing {
-        self.peek(key, Ask::of(0)).standing()
+    pub fn status(&self, key: &str) -> Status {
+        self.peek(key, Ask::of(0)).status()
     }
 
     /// Makes a key as good as new.
@@ -269,7 +269,7 @@ impl MemoryLimiter {
 
     fn reset_hashed(&self, key: Hash) {
         let hash = key.within(self.scope);
-        self.table.shard(hash).lock().remove(hash, &self.table.limits);
+        self.table.stripe(hash).lock().remove(hash, &self.table.limits);
     }
 
     /// Gives back `permits` of a grant that was to start at `at` (its decision's time and delay), as far as they are
@@ -291,13 +291,13 @@ impl MemoryLimiter {
     }
 
     #[inline]
-    fn settle<A: Cell>(&self, algorithm: &A, key: Hash, ask: Ask) -> Outcome {
+    fn outcome_of<A: SlotCodec>(&self, algorithm: &A, key: Hash, ask: Ask) -> Outcome {
         if self.changes_beside(ask) {
             return self.decide(algorithm, key, ask).outcome;
         }
         let asker = self.asker(key);
-        let mut shard = self.table.shard(asker.hash).lock();
-        shard.update(asker, algorithm, || self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
+        let mut stripe = self.table.stripe(asker.hash).lock();
+        stripe.update(asker, algorithm, || self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
     }
 
     /// Whether an ask has to do with the state: one for nothing is admitted and one for too much is not, whatever it is.
@@ -306,7 +306,7 @@ impl MemoryLimiter {
         ask.cost > 0 && ask.cost <= self.limit.size()
     }
 
-    /// What a request needs before its shard. The time is read here, after the key and before the lock: reading it makes
+    /// What a request needs before its stripe. The time is read here, after the key and before the lock: reading it makes
     /// the processor wait for what it has begun, as the lock does, and should not do so with a slot on its way.
     #[inline(always)]
     fn asker(&self, key: Hash) -> Asker<'_> {
@@ -319,14 +319,14 @@ impl MemoryLimiter {
     }
 
     #[inline]
-    fn decide<A: Cell>(&self, algorithm: &A, key: Hash, ask: Ask) -> Decision {
+    fn decide<A: SlotCodec>(&self, algorithm: &A, key: Hash, ask: Ask) -> Decision {
         let asker = self.asker(key);
         let now = asker.now;
-        let mut shard = self.table.shard(asker.hash).lock();
+        let mut stripe = self.table.stripe(asker.hash).lock();
         if self.changes_beside(ask) {
-            return self.decide_whole(algorithm, &mut shard, asker, ask);
+            return self.decide_whole(algorithm, &mut stripe, asker, ask);
         }
-        let (outcome, snapshot) = shard.update(
+        let (outcome, snapshot) = stripe.update(
             asker,
             algorithm,
             || self.takes(ask),
@@ -335,34 +335,28 @@ impl MemoryLimiter {
                 (outcome, algorithm.snapshot(state, now))
             },
         );
-        drop(shard);
-        self.decision(outcome, algorithm.standing_of(snapshot, now), now)
+        drop(stripe);
+        self.decision(outcome, algorithm.status_of(snapshot, now), now)
     }
 
     /// Decides on a state with what is kept beside it.
-    fn decide_whole<A: Cell>(
+    fn decide_whole<A: SlotCodec>(
         &self,
         algorithm: &A,
-        shard: &mut Shard,
+        stripe: &mut Stripe,
         asker: Asker<'_>,
         ask: Ask,
     ) -> Decision {
         let now = asker.now;
-        let (outcome, standing) = shard.update_whole(asker, algorithm, self.takes(ask), |state| {
+        let (outcome, status) = stripe.update_whole(asker, algorithm, self.takes(ask), |state| {
             let outcome = self.limit.decide(state, now, ask);
-            (outcome, self.limit.standing(state, now))
+            (outcome, self.limit.status(state, now))
         });
-        self.decision(outcome, standing, now)
+        self.decision(outcome, status, now)
     }
 
-    fn decision(&self, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
-        Decision {
-            outcome,
-            limit: self.limit.size(),
-            remaining: standing.remaining,
-            reset: standing.reset,
-            at,
-        }
+    fn decision(&self, outcome: Outcome, status: Status, at: Timestamp) -> Decision {
+        Decision { outcome, limit: self.limit.size(), remaining: status.remaining, reset: status.reset, at }
     }
 
     fn change(&self, key: &str, change: Change) {
@@ -378,17 +372,17 @@ impl MemoryLimiter {
         }
     }
 
-    fn apply<A: Cell>(&self, algorithm: &A, key: Hash, change: Change) {
+    fn apply<A: SlotCodec>(&self, algorithm: &A, key: Hash, change: Change) {
         let asker = self.asker(key);
         let now = asker.now;
-        let mut shard = self.table.shard(asker.hash).lock();
+        let mut stripe = self.table.stripe(asker.hash).lock();
         let takes = matches!(change, Change::Charge { permits: 1.. });
         if let (Change::Refund { permits, at }, true) = (change, self.limit.forgoes()) {
-            return shard.update_whole(asker, algorithm, false, |state| {
+            return stripe.update_whole(asker, algorithm, false, |state| {
                 self.limit.refund(state, now, permits, at);
             });
         }
-        shard.update(
+        stripe.update(
             asker,
             algorithm,
             || takes,
@@ -407,10 +401,10 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn at<A: Cell>(&self, algorithm: &A, shard: &Shard) -> (Outcome, Standing) {
+    fn at<A: SlotCodec>(&self, algorithm: &A, stripe: &Stripe) -> (Outcome, Status) {
         let now = self.asker.now;
-        shard.look(self.asker, algorithm, |state| {
-            (algorithm.peek(state, now, self.ask), algorithm.standing(state, now))
+        stripe.look(self.asker, algorithm, |state| {
+            (algorithm.peek(state, now, self.ask), algorithm.status(state, now))
         })
     }
 }
@@ -475,8 +469,8 @@ impl RateLimiter for MemoryLimiter {
         Ok(MemoryLimiter::acquire(self, key, ask))
     }
 
-    async fn standing(&self, key: &str) -> Result<Standing, Infallible> {
-        Ok(MemoryLimiter::standing(self, key))
+    async fn status(&self, key: &str) -> Result<Status, Infallible> {
+        Ok(MemoryLimiter::status(self, key))
     }
 
     async fn reset(&self, key: &str) -> Result<(), Infallible> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use tollgate_core::Limit;
 
-use super::cell;
+use super::slot_codec;
 use crate::hash::Hash;
 
 /// Which limit of which scope a state belongs to. Zero marks a slot without state.
@@ -19,7 +19,7 @@ pub(super) const CARRIED: LimitNumber = match NonZeroU16::new(u16::MAX) {
 };
 
 // A slot has as many bits beside its state as a number.
-const _: () = assert!(u128::BITS - cell::STATE_BITS == u16::BITS);
+const _: () = assert!(u128::BITS - slot_codec::STATE_BITS == u16::BITS);
 
 /// Limits that a slot has bits to tell apart.
 pub(super) const LIMITS_MAX: u16 = CARRIED.get() - 1;

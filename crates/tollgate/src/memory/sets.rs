@@ -5,8 +5,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tollgate_core::{Ask, Decision, Limit};
 
-use super::cell::Cell;
-use super::shard::{Asker, Shard, shard_of};
+use super::slot_codec::SlotCodec;
+use super::stripe::{Asker, Stripe, stripe_of};
 use super::{Look, MemoryEngine, MemoryLimiter};
 use crate::check::{Check, Distinct};
 use crate::hash::Hash;
@@ -44,14 +44,14 @@ impl MemoryEngine {
         let now = self.table.clock.now();
         let hashes: SmallVec<[Hash; 4]> =
             checks.iter().zip(limiters).map(|(it, limiter)| it.key.hash().within(limiter.scope)).collect();
-        let shards = self.table.shards.len();
+        let stripes = self.table.stripes.len();
         // In one order for all, or two requests could wait for each other.
-        let mut places: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash, shards)).collect();
+        let mut places: SmallVec<[usize; 4]> = hashes.iter().map(|hash| stripe_of(*hash, stripes)).collect();
         places.sort_unstable();
         places.dedup();
         let mut locked: SmallVec<[_; 4]> =
-            places.iter().map(|place| self.table.shards[*place].0.lock()).collect();
-        let place_of = |hash: Hash| places.binary_search(&shard_of(hash, shards)).unwrap_or(0);
+            places.iter().map(|place| self.table.stripes[*place].0.lock()).collect();
+        let place_of = |hash: Hash| places.binary_search(&stripe_of(hash, stripes)).unwrap_or(0);
 
         let asked = || checks.iter().zip(limiters).zip(hashes.iter().copied());
         let looked: SmallVec<[Decision; 4]> = asked()
@@ -77,40 +77,46 @@ impl MemoryEngine {
 }
 
 impl MemoryLimiter {
-    /// As `peek`, in a shard that is held.
-    pub(super) fn look(&self, shard: &Shard, asker: Asker<'_>, ask: Ask) -> Decision {
+    /// As `peek`, in a stripe that is held.
+    pub(super) fn look(&self, stripe: &Stripe, asker: Asker<'_>, ask: Ask) -> Decision {
         let look = Look { ask, asker };
-        let (outcome, standing) = match &self.limit {
-            Limit::TokenBucket(it) => look.at(it, shard),
-            Limit::IntervalBucket(it) => look.at(it, shard),
-            Limit::LeakyBucket(it) => look.at(it, shard),
-            Limit::FixedWindow(it) => look.at(it, shard),
-            Limit::SlidingLog(it) => look.at(it, shard),
-            Limit::SlidingCounter(it) => look.at(it, shard),
-            Limit::CalendarQuota(it) => look.at(it, shard),
+        let (outcome, status) = match &self.limit {
+            Limit::TokenBucket(it) => look.at(it, stripe),
+            Limit::IntervalBucket(it) => look.at(it, stripe),
+            Limit::LeakyBucket(it) => look.at(it, stripe),
+            Limit::FixedWindow(it) => look.at(it, stripe),
+            Limit::SlidingLog(it) => look.at(it, stripe),
+            Limit::SlidingCounter(it) => look.at(it, stripe),
+            Limit::CalendarQuota(it) => look.at(it, stripe),
         };
-        self.decision(outcome, standing, asker.now)
+        self.decision(outcome, status, asker.now)
     }
 
-    /// As `acquire`, in a shard that is held.
-    fn take_in(&self, shard: &mut Shard, asker: Asker<'_>, ask: Ask) -> Decision {
+    /// As `acquire`, in a stripe that is held.
+    fn take_in(&self, stripe: &mut Stripe, asker: Asker<'_>, ask: Ask) -> Decision {
         match &self.limit {
-            Limit::TokenBucket(it) => self.decide_in(it, shard, asker, ask),
-            Limit::IntervalBucket(it) => self.decide_in(it, shard, asker, ask),
-            Limit::LeakyBucket(it) => self.decide_in(it, shard, asker, ask),
-            Limit::FixedWindow(it) => self.decide_in(it, shard, asker, ask),
-            Limit::SlidingLog(it) => self.decide_in(it, shard, asker, ask),
-            Limit::SlidingCounter(it) => self.decide_in(it, shard, asker, ask),
-            Limit::CalendarQuota(it) => self.decide_in(it, shard, asker, ask),
+            Limit::TokenBucket(it) => self.decide_in(it, stripe, asker, ask),
+            Limit::IntervalBucket(it) => self.decide_in(it, stripe, asker, ask),
+            Limit::LeakyBucket(it) => self.decide_in(it, stripe, asker, ask),
+            Limit::FixedWindow(it) => self.decide_in(it, stripe, asker, ask),
+            Limit::SlidingLog(it) => self.decide_in(it, stripe, asker, ask),
+            Limit::SlidingCounter(it) => self.decide_in(it, stripe, asker, ask),
+            Limit::CalendarQuota(it) => self.decide_in(it, stripe, asker, ask),
         }
     }
 
-    fn decide_in<A: Cell>(&self, algorithm: &A, shard: &mut Shard, asker: Asker<'_>, ask: Ask) -> Decision {
+    fn decide_in<A: SlotCodec>(
+        &self,
+        algorithm: &A,
+        stripe: &mut Stripe,
+        asker: Asker<'_>,
+        ask: Ask,
+    ) -> Decision {
         let now = asker.now;
         if self.changes_beside(ask) {
-            return self.decide_whole(algorithm, shard, asker, ask);
+            return self.decide_whole(algorithm, stripe, asker, ask);
         }
-        let (outcome, snapshot) = shard.update(
+        let (outcome, snapshot) = stripe.update(
             asker,
             algorithm,
             || self.takes(ask),
@@ -119,6 +125,6 @@ impl MemoryLimiter {
                 (outcome, algorithm.snapshot(state, now))
             },
         );
-        self.decision(outcome, algorithm.standing_of(snapshot, now), now)
+        self.decision(outcome, algorithm.status_of(snapshot, now), now)
     }
 }

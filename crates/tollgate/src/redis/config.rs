@@ -6,10 +6,10 @@ use std::time::Duration;
 use redis::{ClientTlsConfig, TlsCertificates};
 use tollgate_core::BreakerConfig;
 
-use super::key_prefix::KeyPrefix;
-use super::node::Entry;
-use super::url::{Shape, StoreUrl};
 use crate::clock::Clock;
+use crate::redis::key_prefix::KeyPrefix;
+use crate::redis::server::ConnectOptions;
+use crate::redis::url::{Shape, StoreUrl};
 
 /// Which store, and how it is used.
 #[derive(Clone)]
@@ -78,9 +78,9 @@ impl RedisConfig {
         }
     }
 
-    pub(super) fn entry(&self) -> Entry {
+    pub(super) fn connect_options(&self) -> ConnectOptions {
         let identity = self.tls.identity.as_ref();
-        Entry {
+        ConnectOptions {
             tls: self.url.tls,
             certificates: TlsCertificates {
                 client_tls: identity.map(|(cert, key)| ClientTlsConfig {
@@ -96,19 +96,19 @@ impl RedisConfig {
             connections: self.connections,
             key_prefix: self.key_prefix.clone(),
             breaker: self.breaker,
-            takeovers: Some(Arc::default()),
+            failovers: Some(Arc::default()),
             patience: self.deadline,
             primaries_only: matches!(self.url.shape, Shape::Sentinel { .. }),
         }
     }
 
-    pub(super) fn sentinel_entry(&self) -> Entry {
-        Entry {
+    pub(super) fn sentinel_options(&self) -> ConnectOptions {
+        ConnectOptions {
             username: self.sentinel_username.clone(),
             password: self.sentinel_password.clone(),
             database: 0,
-            takeovers: None,
-            ..self.entry()
+            failovers: None,
+            ..self.connect_options()
         }
     }
 }

@@ -12,15 +12,15 @@ use tokio::time::{Instant, timeout_at};
 use tollgate_core::policy::{CHECKS_MAX, WORK_MAX};
 use tollgate_core::{Decision, Micros, Outcome, Timestamp};
 
-use super::Inner;
-use super::call::SetLead;
-use super::error::StoreError;
-use super::limit::StoredLimit;
-use super::lines::{Done, SetEntered, Step};
-use super::protocol::Question;
-use super::set::{CheckSet, Member, SetAnswer};
 use crate::check::{Check, Distinct};
 use crate::deadline::within;
+use crate::redis::Inner;
+use crate::redis::error::StoreError;
+use crate::redis::limit::StoredLimit;
+use crate::redis::protocol::Question;
+use crate::redis::queue::call::SetLead;
+use crate::redis::queue::set::{CheckSet, Member, SetAnswer};
+use crate::redis::queue::{Done, SetEntered, Step};
 use crate::tasks::Leading;
 
 /// In the order of the checks. `None`: another limit is known to deny, and this one was not asked.
@@ -46,7 +46,7 @@ impl Inner {
         for (limit, position) in limits.into_iter().zip(&index) {
             if *position == members.len() {
                 let Check { key, ask, enforced, .. } = checks[*position];
-                members.push(Member { line: limit.line(key), limit, ask, enforced });
+                members.push(Member { queue_key: limit.queue_key(key), limit, ask, enforced });
             }
         }
         let now = Instant::now();
@@ -102,8 +102,8 @@ impl Inner {
     /// Whether one call can decide on all members: all have to be asked, in one slot.
     fn are_in_one_place(&self, members: &[Member]) -> bool {
         let Some(first) = members.first() else { return false };
-        let slot = self.routes.slot(&first.line.key);
-        members.iter().all(|it| it.is_asked() && self.routes.slot(&it.line.key) == slot)
+        let slot = self.routes.slot(&first.queue_key.key);
+        members.iter().all(|it| it.is_asked() && self.routes.slot(&it.queue_key.key) == slot)
     }
 
     /// Decides on a set whose keys are in one slot: with others who ask for the same. The caller waits until `wait`; a call that it
@@ -116,7 +116,7 @@ impl Inner {
         left: &Arc<AtomicBool>,
     ) -> Result<SetAnswer, StoreError> {
         let late = || self.late(set.members[0].limit.deadline);
-        match self.lines.enter_set(set, left, Instant::now()) {
+        match self.coalescer.enter_set(set, left, Instant::now()) {
             SetEntered::Denied(answer) => {
                 self.counters.remembered.fetch_add(1, Ordering::Relaxed);
                 Ok(answer)
@@ -169,7 +169,7 @@ struct Request {
 
 impl Request {
     async fn acquire(self) -> Result<Decisions, StoreError> {
-        if let Some((number, decision)) = self.inner.lines.known_denial(&self.members, Instant::now()) {
+        if let Some((number, decision)) = self.inner.coalescer.known_denial(&self.members, Instant::now()) {
             self.inner.counters.remembered.fetch_add(1, Ordering::Relaxed);
             let mut decisions = Decisions::from_elem(None, self.members.len());
             decisions[number] = Some(decision);
@@ -213,7 +213,7 @@ impl Request {
     fn places(&self) -> Vec<SmallVec<[usize; 4]>> {
         let mut places: Vec<(u16, SmallVec<[usize; 4]>)> = Vec::new();
         for (number, it) in self.members.iter().enumerate().filter(|(_, it)| it.is_asked()) {
-            let slot = self.inner.routes.slot(&it.line.key);
+            let slot = self.inner.routes.slot(&it.queue_key.key);
             match places.iter_mut().find(|(known, _)| *known == slot) {
                 Some((_, numbers)) => numbers.push(number),
                 None => places.push((slot, SmallVec::from_elem(number, 1))),
@@ -244,7 +244,7 @@ impl Request {
         self.inner.tasks.hand_over(async move {
             let refunds = grants
                 .iter()
-                .map(|(it, start)| inner.refund(&it.limit, it.line.clone(), it.ask.cost, *start));
+                .map(|(it, start)| inner.refund(&it.limit, it.queue_key.clone(), it.ask.cost, *start));
             join_all(refunds).await;
             // The caller may have stopped waiting.
             let _ = done.send(());
@@ -262,7 +262,7 @@ impl Request {
             return untold(member, at);
         }
         let step = Step::Ask(Question::Peek(member.ask));
-        match self.inner.step(&member.limit, member.line.clone(), step, time_left, time_left).await {
+        match self.inner.step(&member.limit, member.queue_key.clone(), step, time_left, time_left).await {
             Ok(Done::Answered(decision, _)) => decision,
             Ok(Done::Changed | Done::OutOfTurn(_)) | Err(_) => untold(member, at),
         }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tollgate_core::{Limit, Micros};
 
-use super::key_prefix::KeyPrefix;
-use super::lines::LineKey;
-use super::protocol;
 use crate::check::{HashedKey, LimitId};
 use crate::hash::Hash;
+use crate::redis::key_prefix::KeyPrefix;
+use crate::redis::protocol;
+use crate::redis::queue::QueueKey;
 use crate::settings::LimitSettings;
 
 pub(super) struct StoredLimit {
@@ -68,7 +68,7 @@ impl StoredLimit {
     }
 
     /// The key in the store, as it is queued for.
-    pub(super) fn line(&self, key: HashedKey<'_>) -> LineKey {
+    pub(super) fn queue_key(&self, key: HashedKey<'_>) -> QueueKey {
         thread_local! {
             static WHOLE: RefCell<String> = const { RefCell::new(String::new()) };
         }
@@ -79,6 +79,6 @@ impl StoredLimit {
             whole.push_str(key.text());
             Arc::from(whole.as_str())
         });
-        LineKey { limit: self.id, hash: self.state(key), key: whole }
+        QueueKey { limit: self.id, hash: self.state(key), key: whole }
     }
 }

@@ -3,29 +3,17 @@
 //! Every check is decided by one script call, on the server's own clock. Checks of a key that come while a call for it is in
 //! flight go together in the next one, and denials are remembered for a moment; both leave every answer exact.
 
-mod call;
 mod config;
-mod control;
 mod decide;
-mod discovery;
 mod error;
 mod evaluate;
-mod evaluate_sets;
-mod eviction;
-mod exchange;
-mod expiry;
-mod fuse;
 mod key_prefix;
 mod limit;
-mod lines;
-mod node;
-mod presence;
 mod protocol;
-mod reach;
-mod routes;
-mod set;
-mod slot;
-mod takeover;
+mod queue;
+mod server;
+mod shared;
+mod topology;
 mod url;
 
 use std::sync::Arc;
@@ -36,23 +24,23 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 use tollgate_core::lease::Lease;
-use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Standing, Timestamp};
+use tollgate_core::{Ask, Decision, LeaseTerms, Limit, Status, Timestamp};
 
-use self::call::Call;
 pub use self::config::{RedisConfig, TlsConfig};
-pub use self::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, News, Version};
 pub use self::error::StoreError;
 pub use self::key_prefix::{KeyPrefix, KeyPrefixError};
 use self::limit::StoredLimit;
-use self::lines::{Done, Entered, LineKey, Lines, Remembering, Step};
-use self::node::Bearings;
-use self::presence::Presence;
 use self::protocol::{Change, Command, Question};
-pub use self::routes::ServerStatus;
-use self::routes::{Reply, Routes};
+use self::queue::call::Call;
+use self::queue::{Coalescer, Done, Entered, QueueKey, Remembering, Step};
+use self::server::ServerContext;
+pub use self::shared::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Version};
+use self::shared::membership::Membership;
+pub use self::topology::ServerStatus;
+use self::topology::{Reply, Routes};
 use self::url::Shape;
 pub use self::url::{StoreUrl, StoreUrlError};
-use crate::backend::{Backend, Deadlines, Lent, Store, Wanted};
+use crate::backend::{Backend, Deadlines, LeaseGrant, LeaseRequest, Store};
 use crate::by_limit::ByLimit;
 use crate::check::{Check, HashedKey, LimitId};
 use crate::clock::Clock;
@@ -101,9 +89,9 @@ impl std::fmt::Debug for RedisEngine {
 
 struct Inner {
     routes: Arc<Routes>,
-    presence: Arc<Presence>,
+    membership: Arc<Membership>,
     limits: ByLimit<StoredLimit>,
-    lines: Lines,
+    coalescer: Coalescer,
     tasks: Tasks,
     deadline: Duration,
     lease_deadline: Duration,
@@ -129,21 +117,21 @@ impl RedisEngine {
         // The first of several engines of a process settles it, and any will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (tasks, driver, stop) = Tasks::new();
-        let (entry, sentinel_entry) = (config.entry(), config.sentinel_entry());
+        let (options, sentinel_options) = (config.connect_options(), config.sentinel_options());
         let StoreUrl { shape, seeds, .. } = config.url;
         let remembering =
             Remembering { longest: config.remember_denials.min(REMEMBER_MAX), clock: config.clock.clone() };
-        let routes = Routes::new(shape, seeds, entry, sentinel_entry, tasks.clone());
-        let presence = Presence::new(&config.key_prefix);
+        let routes = Routes::new(shape, seeds, options, sentinel_options, tasks.clone());
+        let membership = Membership::new(&config.key_prefix);
         if config.count_nodes {
-            let (presence, routes) = (Arc::clone(&presence), Arc::clone(&routes));
-            tasks.keep_running(move || Arc::clone(&presence).keep_up(Arc::clone(&routes)));
+            let (membership, routes) = (Arc::clone(&membership), Arc::clone(&routes));
+            tasks.keep_running(move || Arc::clone(&membership).keep_alive(Arc::clone(&routes)));
         }
         let inner = Inner {
             routes,
-            presence,
+            membership,
             limits: ByLimit::default(),
-            lines: Lines::new(remembering),
+            coalescer: Coalescer::new(remembering),
             tasks,
             deadline: config.deadline,
             lease_deadline: config.lease_deadline,
@@ -173,7 +161,7 @@ impl RedisEngine {
     fn add(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> Arc<StoredLimit> {
         let Inner { deadline, lease_deadline, routes, limits, added, key_prefix, .. } = &*self.0;
         if settings.failover_guard {
-            routes.want_takeovers();
+            routes.watch_failovers();
         }
         let id = LimitId(added.fetch_add(1, Ordering::Relaxed));
         limits.insert(
@@ -199,7 +187,7 @@ impl RedisEngine {
 
     /// How many nodes share the store, as it last said: those that have said a word within five seconds.
     pub fn nodes(&self) -> Option<u32> {
-        self.0.presence.nodes()
+        self.0.membership.nodes()
     }
 
     /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
@@ -258,12 +246,12 @@ impl Inner {
         slot: u16,
         (hash, needs_time): (u64, bool),
         deadline: Instant,
-        command: impl Fn(Bearings) -> Command,
+        command: impl Fn(ServerContext) -> Command,
     ) -> Result<Reply, StoreError> {
         let handed_in = self.clock.as_ref().map(Clock::now);
-        let called = self.routes.call(key, slot, (hash, needs_time), deadline, |bearings| {
-            let now = handed_in.or(bearings.now);
-            command(Bearings { now, about: now.unwrap_or(bearings.about), ..bearings })
+        let called = self.routes.call(key, slot, (hash, needs_time), deadline, |context| {
+            let now = handed_in.or(context.now);
+            command(ServerContext { now, about: now.unwrap_or(context.about), ..context })
         });
         let called = called.await;
         if !matches!(called, Err(StoreError::BreakerOpen { .. })) {
@@ -283,19 +271,19 @@ impl Inner {
     async fn step(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
-        line: LineKey,
+        queue_key: QueueKey,
         step: Step,
         wait: Duration,
         call: Duration,
     ) -> Result<Done, StoreError> {
         let now = Instant::now();
-        match self.lines.enter(&line, &limit.limit, &step, now) {
+        match self.coalescer.enter(&queue_key, &limit.limit, &step, now) {
             Entered::Denied(decision) => {
                 self.counters.remembered.fetch_add(1, Ordering::Relaxed);
                 Ok(Done::Answered(decision, None))
             }
             Entered::Lead => {
-                let lead = Call::new(self, limit, line).lead(step, now + call);
+                let lead = Call::new(self, limit, queue_key).lead(step, now + call);
                 let lead = Leading::new(lead, self.tasks.clone());
                 if call <= wait {
                     return lead.await;
@@ -325,58 +313,63 @@ impl Inner {
     async fn ask(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
-        line: LineKey,
+        queue_key: QueueKey,
         question: Question,
     ) -> Result<Decision, StoreError> {
         let (wait, call) = (limit.deadline, limit.call_deadline);
-        answered(self.step(limit, line, Step::Ask(question), wait, call).await?).map(|(decision, _)| decision)
+        answered(self.step(limit, queue_key, Step::Ask(question), wait, call).await?)
+            .map(|(decision, _)| decision)
     }
 
     /// Makes a change to one key, within `deadline`.
     async fn change(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
-        line: LineKey,
+        queue_key: QueueKey,
         change: Change,
         deadline: Duration,
     ) -> Result<Done, StoreError> {
-        self.step(limit, line, Step::Change(change), deadline, deadline).await
+        self.step(limit, queue_key, Step::Change(change), deadline, deadline).await
     }
 
     async fn refund(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
-        line: LineKey,
+        queue_key: QueueKey,
         permits: u64,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        self.change(limit, line, Change::Refund { permits, at }, limit.deadline).await.map(drop)
+        self.change(limit, queue_key, Change::Refund { permits, at }, limit.deadline).await.map(drop)
     }
 
-    async fn reset(self: &Arc<Self>, limit: &Arc<StoredLimit>, line: LineKey) -> Result<(), StoreError> {
-        self.step(limit, line, Step::Reset, limit.deadline, limit.deadline).await.map(drop)
+    async fn reset(
+        self: &Arc<Self>,
+        limit: &Arc<StoredLimit>,
+        queue_key: QueueKey,
+    ) -> Result<(), StoreError> {
+        self.step(limit, queue_key, Step::Reset, limit.deadline, limit.deadline).await.map(drop)
     }
 
     async fn borrow(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
-        line: LineKey,
-        (ask, wanted): (Ask, Wanted),
+        queue_key: QueueKey,
+        (ask, wanted): (Ask, LeaseRequest),
         deadline: Duration,
-    ) -> Result<(Decision, Option<Lent>), StoreError> {
+    ) -> Result<(Decision, Option<LeaseGrant>), StoreError> {
         let question = Question::Borrow(ask, Box::new(wanted));
-        answered(self.step(limit, line, Step::Ask(question), deadline, deadline).await?)
+        answered(self.step(limit, queue_key, Step::Ask(question), deadline, deadline).await?)
     }
 
     async fn give_back(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
-        line: LineKey,
+        queue_key: QueueKey,
         (lease, number, terms): (&Lease, u64, LeaseTerms),
     ) -> Result<Option<u64>, StoreError> {
         let counted = terms.counts_out();
         let change = Change::Return { permits: lease.left, at: lease.at, number, counted };
-        match self.change(limit, line, change, limit.call_deadline).await? {
+        match self.change(limit, queue_key, change, limit.call_deadline).await? {
             Done::Changed => Ok(None),
             Done::OutOfTurn(number) => Ok(Some(number)),
             Done::Answered(..) => Err(unanswered()),
@@ -384,7 +377,7 @@ impl Inner {
     }
 }
 
-fn answered(done: Done) -> Result<(Decision, Option<Lent>), StoreError> {
+fn answered(done: Done) -> Result<(Decision, Option<LeaseGrant>), StoreError> {
     match done {
         Done::Answered(decision, lent) => Ok((decision, lent.map(|lent| *lent))),
         Done::Changed | Done::OutOfTurn(_) => Err(unanswered()),
@@ -417,8 +410,8 @@ impl Backend for RedisEngine {
     async fn decide(&self, checks: &[Check<'_>]) -> Result<Verdicts, StoreError> {
         if let [check] = checks {
             let limit = self.0.stored(check.limit)?;
-            let line = limit.line(check.key);
-            let decision = self.0.ask(&limit, line, Question::Take(check.ask)).await?;
+            let queue_key = limit.queue_key(check.key);
+            let decision = self.0.ask(&limit, queue_key, Question::Take(check.ask)).await?;
             return Ok(Verdicts::from_iter([Some(Verdict::exact(decision))]));
         }
         let decisions = self.0.decide_together(checks).await?;
@@ -427,13 +420,13 @@ impl Backend for RedisEngine {
 
     async fn peek(&self, check: &Check<'_>) -> Result<Verdict, StoreError> {
         let limit = self.0.stored(check.limit)?;
-        let line = limit.line(check.key);
-        Ok(Verdict::exact(self.0.ask(&limit, line, Question::Peek(check.ask)).await?))
+        let queue_key = limit.queue_key(check.key);
+        Ok(Verdict::exact(self.0.ask(&limit, queue_key, Question::Peek(check.ask)).await?))
     }
 
     async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
         let limit = self.0.stored(limit)?;
-        self.0.reset(&limit, limit.line(key)).await
+        self.0.reset(&limit, limit.queue_key(key)).await
     }
 }
 
@@ -441,12 +434,12 @@ impl Store for RedisEngine {
     async fn borrow(
         &self,
         check: &Check<'_>,
-        wanted: Wanted,
+        wanted: LeaseRequest,
         deadline: Duration,
-    ) -> Result<(Verdict, Option<Lent>), StoreError> {
+    ) -> Result<(Verdict, Option<LeaseGrant>), StoreError> {
         let limit = self.0.stored(check.limit)?;
-        let line = limit.line(check.key);
-        let (decision, lent) = self.0.borrow(&limit, line, (check.ask, wanted), deadline).await?;
+        let queue_key = limit.queue_key(check.key);
+        let (decision, lent) = self.0.borrow(&limit, queue_key, (check.ask, wanted), deadline).await?;
         Ok((Verdict::exact(decision), lent))
     }
 
@@ -459,7 +452,7 @@ impl Store for RedisEngine {
         terms: LeaseTerms,
     ) -> Result<Option<u64>, StoreError> {
         let limit = self.0.stored(limit)?;
-        self.0.give_back(&limit, limit.line(key), (lease, number, terms)).await
+        self.0.give_back(&limit, limit.queue_key(key), (lease, number, terms)).await
     }
 
     async fn charge(
@@ -470,7 +463,7 @@ impl Store for RedisEngine {
         deadline: Duration,
     ) -> Result<(), StoreError> {
         let limit = self.0.stored(limit)?;
-        self.0.change(&limit, limit.line(key), Change::Charge { permits }, deadline).await.map(drop)
+        self.0.change(&limit, limit.queue_key(key), Change::Charge { permits }, deadline).await.map(drop)
     }
 
     fn undecided(&self, _: &[Check<'_>], why: &StoreError) -> Result<Verdicts, StoreError> {
@@ -497,11 +490,11 @@ impl Store for RedisEngine {
 
     fn is_available(&self, limit: LimitId, key: HashedKey<'_>) -> bool {
         let Ok(limit) = self.0.stored(limit) else { return false };
-        self.0.routes.is_available(self.0.routes.slot(&limit.line(key).key))
+        self.0.routes.is_available(self.0.routes.slot(&limit.queue_key(key).key))
     }
 
     fn last_heartbeat(&self) -> Option<Instant> {
-        if self.servers().len() == 1 { self.0.presence.last_said() } else { None }
+        if self.servers().len() == 1 { self.0.membership.last_heartbeat() } else { None }
     }
 
     fn clock(&self) -> &Clock {
@@ -544,8 +537,8 @@ impl RedisLimiter {
         self.stored.id
     }
 
-    fn line(&self, key: &str) -> LineKey {
-        self.stored.line(HashedKey::new(key))
+    fn queue_key(&self, key: &str) -> QueueKey {
+        self.stored.queue_key(HashedKey::new(key))
     }
 
     /// What a check sends beside its key and the time, for benchmarks of the script alone: the script, and its last argument.
@@ -561,39 +554,42 @@ impl RedisLimiter {
 
     /// Takes permits, perhaps after a delay that the caller accepts.
     pub async fn acquire(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
-        self.inner.ask(&self.stored, self.line(key), Question::Take(ask)).await
+        self.inner.ask(&self.stored, self.queue_key(key), Question::Take(ask)).await
     }
 
     /// The answer that [`RedisLimiter::acquire`] would give, without taking anything.
     pub async fn peek(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
-        self.inner.ask(&self.stored, self.line(key), Question::Peek(ask)).await
+        self.inner.ask(&self.stored, self.queue_key(key), Question::Peek(ask)).await
     }
 
     /// Where a key stands.
-    pub async fn standing(&self, key: &str) -> Result<Standing, StoreError> {
-        Ok(self.peek(key, Ask::of(0)).await?.standing())
+    pub async fn status(&self, key: &str) -> Result<Status, StoreError> {
+        Ok(self.peek(key, Ask::of(0)).await?.status())
     }
 
     /// Whole permits left. Takes nothing and creates nothing.
     pub async fn remaining(&self, key: &str) -> Result<u64, StoreError> {
-        Ok(self.standing(key).await?.remaining)
+        Ok(self.status(key).await?.remaining)
     }
 
     /// Resets a key.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.reset(&self.stored, self.line(key)).await
+        self.inner.reset(&self.stored, self.queue_key(key)).await
     }
 
     /// Gives back `permits` of a grant that was to start at `at` (its decision's time and delay), as far as they are
     /// still owed.
     pub async fn refund(&self, key: &str, permits: u64, at: Timestamp) -> Result<(), StoreError> {
-        self.inner.refund(&self.stored, self.line(key), permits, at).await
+        self.inner.refund(&self.stored, self.queue_key(key), permits, at).await
     }
 
     /// Takes `permits` without asking, into bounded debt: for costs that are known only afterwards.
     pub async fn charge(&self, key: &str, permits: u64) -> Result<(), StoreError> {
         let deadline = self.stored.deadline;
-        self.inner.change(&self.stored, self.line(key), Change::Charge { permits }, deadline).await.map(drop)
+        self.inner
+            .change(&self.stored, self.queue_key(key), Change::Charge { permits }, deadline)
+            .await
+            .map(drop)
     }
 
     /// As [`RedisLimiter::acquire`], and borrows permits with the same call.
@@ -601,9 +597,9 @@ impl RedisLimiter {
         &self,
         key: &str,
         ask: Ask,
-        wanted: Wanted,
-    ) -> Result<(Decision, Option<Lent>), StoreError> {
-        self.inner.borrow(&self.stored, self.line(key), (ask, wanted), self.stored.call_deadline).await
+        wanted: LeaseRequest,
+    ) -> Result<(Decision, Option<LeaseGrant>), StoreError> {
+        self.inner.borrow(&self.stored, self.queue_key(key), (ask, wanted), self.stored.call_deadline).await
     }
 
     /// Gives back what is left of a lease, as the return that follows `number` others. If there were more, they are told, and
@@ -615,7 +611,7 @@ impl RedisLimiter {
         number: u64,
         terms: LeaseTerms,
     ) -> Result<Option<u64>, StoreError> {
-        self.inner.give_back(&self.stored, self.line(key), (lease, number, terms)).await
+        self.inner.give_back(&self.stored, self.queue_key(key), (lease, number, terms)).await
     }
 }
 
@@ -626,8 +622,8 @@ impl RateLimiter for RedisLimiter {
         RedisLimiter::acquire(self, key, ask).await
     }
 
-    async fn standing(&self, key: &str) -> Result<Standing, StoreError> {
-        RedisLimiter::standing(self, key).await
+    async fn status(&self, key: &str) -> Result<Status, StoreError> {
+        RedisLimiter::status(self, key).await
     }
 
     async fn reset(&self, key: &str) -> Result<(), StoreError> {

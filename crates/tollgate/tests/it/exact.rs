@@ -36,7 +36,7 @@ pub(crate) fn judge(what: &str, limit: &Limit, seen: &[Seen]) {
     let mut full_again = false;
     for check in seen {
         let at = Timestamp::from_micros(check.at);
-        full_again |= admitted > 0 && limit.standing(&state, at).remaining == limit.size();
+        full_again |= admitted > 0 && limit.status(&state, at).remaining == limit.size();
         let outcome = limit.decide(&mut state, at, Ask::of(1));
         assert_eq!(
             outcome.is_admitted(),

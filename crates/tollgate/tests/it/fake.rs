@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tollgate::{
-    Ask, Backend, Basis, Check, Clock, Consistency, FailureMode, Guard, GuardConfig, Lease, LeaseTerms,
-    Limit, LimitId, LimitSettings, Micros, OnFailure, Rate, Share, Store, StoreError, Timestamp, TokenBucket,
-    Verdict, Wanted,
+    Ask, Backend, Basis, Check, Clock, Consistency, FailureMode, Guard, GuardConfig, Lease, LeaseRequest,
+    LeaseTerms, Limit, LimitId, LimitSettings, Micros, OnFailure, Rate, Share, Store, StoreError, Timestamp,
+    TokenBucket, Verdict,
 };
 use tollgate_testkit::FakeStore;
 
@@ -139,7 +139,7 @@ fn borrowing_that_fails_takes_nothing_from_the_ceiling_and_owes_nothing() {
         let (open, local) = (node.add(in_mode(FailureMode::Open)), node.add(settling));
         let terms = LeaseTerms::of_any_size(&slow(), Consistency::Lease).unwrap();
         for limit in [open, local] {
-            let wanted = Wanted { permits: 10, parts: 1, terms };
+            let wanted = LeaseRequest { permits: 10, parts: 1, terms };
             let nothing = Check::new(limit, "user:1", 0);
             let lent = node.guard().borrow(&nothing, wanted, Duration::from_millis(10)).await;
             assert!(lent.is_err(), "{lent:?}");

@@ -8,8 +8,8 @@ use tollgate::algorithm::Algorithm;
 use tollgate::lease::Lease;
 use tollgate::{
     Ask, Clock, Consistency, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode,
-    LeaseTerms, Limit, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter, State,
-    Timestamp, TokenBucket, Wanted,
+    LeaseRequest, LeaseTerms, Limit, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter,
+    SlidingCounter, State, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -33,7 +33,7 @@ impl Reference {
         change: impl FnOnce(&Limit, &LeaseTerms, &mut State, Timestamp) -> T,
     ) -> T {
         let found = match &self.state {
-            Some((under, state)) => self.limit.carry_over(under, state.clone(), self.now),
+            Some((under, state)) => self.limit.migrate(under, state.clone(), self.now),
             None => self.limit.fresh(self.now),
         };
         let mut state = found.clone();
@@ -78,8 +78,8 @@ impl Reference {
 }
 
 fn decision(limit: &Limit, state: &State, now: Timestamp, outcome: Outcome) -> Decision {
-    let standing = limit.standing(state, now);
-    Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at: now }
+    let status = limit.status(state, now);
+    Decision { outcome, limit: limit.size(), remaining: status.remaining, reset: status.reset, at: now }
 }
 
 struct Home {
@@ -223,7 +223,7 @@ impl Trace {
                 let parts = 1 + random.below(8);
                 let (decision, lent) = self
                     .store
-                    .borrow(&self.key, ask, Wanted { permits: wanted, parts, terms })
+                    .borrow(&self.key, ask, LeaseRequest { permits: wanted, parts, terms })
                     .await
                     .unwrap();
                 assert_eq!(decision, self.reference.decide(ask), "{context}: {ask:?}, then {wanted}/{parts}");

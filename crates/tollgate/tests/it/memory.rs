@@ -81,14 +81,8 @@ fn model(limit: &Limit, state: &mut State, now: Timestamp, act: &Act) -> Option<
         }
         Act::Sweep => return None,
     };
-    let standing = limit.standing(state, now);
-    Some(Decision {
-        outcome,
-        limit: limit.size(),
-        remaining: standing.remaining,
-        reset: standing.reset,
-        at: now,
-    })
+    let status = limit.status(state, now);
+    Some(Decision { outcome, limit: limit.size(), remaining: status.remaining, reset: status.reset, at: now })
 }
 
 fn in_engine(engine: &MemoryEngine, limiter: &MemoryLimiter, key: &str, act: &Act) -> Option<Decision> {
@@ -252,7 +246,7 @@ fn asking_what_is_left_takes_and_creates_nothing() {
         let engine = engine(1_000, &clock());
         let limiter = engine.limiter("api", limit).unwrap();
         assert_eq!(limiter.remaining("user:1"), limit.size());
-        assert_eq!(limiter.standing("user:1").reset, Micros::ZERO);
+        assert_eq!(limiter.status("user:1").reset, Micros::ZERO);
         assert!(limiter.peek("user:1", Ask::of(limit.size())).is_admitted());
         assert_eq!(limiter.try_acquire("user:1", limit.size() + 1).outcome, Outcome::Impossible);
         limiter.reset("user:1");
@@ -328,7 +322,7 @@ proptest! {
                 // A state that is as good as none may be forgotten at any time.
                 states.retain(|_, (under, state)| under.full_at(state) > now);
                 let found = match states.get(&key) {
-                    Some((under, state)) => limit.carry_over(under, state.clone(), now),
+                    Some((under, state)) => limit.migrate(under, state.clone(), now),
                     None => limit.fresh(now),
                 };
                 let mut state = found.clone();

@@ -9,7 +9,7 @@ use tollgate::rules::{Descriptors, IdentityKind, Limits, Refusal, Role, RuleChec
 use tollgate::{Limit, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
 
 use super::NotVerified;
-use crate::doors::rest::answer::{Standing, X_TOLLGATE_BASIS, json_response, standing_headers};
+use crate::doors::rest::answer::{Status, X_TOLLGATE_BASIS, json_response, status_headers};
 use crate::live::Loaded;
 
 /// 200, 429, or the status that a rule refuses with.
@@ -31,17 +31,17 @@ pub(in crate::doors) fn verdict_response(
     let headers = response.headers_mut();
     let limits = policy.limiter.policy().limits();
     let tightest = verdict.tightest();
-    let standings: Vec<_> = verdict
+    let statuses: Vec<_> = verdict
         .known()
         .filter(|(_, check, _)| check.role == Role::Enforced)
-        .map(|(number, check, verdict)| Standing {
+        .map(|(number, check, verdict)| Status {
             name: &limits[check.limit].scope,
             limit: &limits[check.limit].limit,
             decision: &verdict.decision,
             is_tightest: tightest == Some(number),
         })
         .collect();
-    standing_headers(headers, &standings);
+    status_headers(headers, &statuses);
     headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis().as_str()));
     if let PolicyOutcome::Denied { by } = verdict.outcome()
         && let Some(Verdict { decision, .. }) = verdict.verdicts[by]

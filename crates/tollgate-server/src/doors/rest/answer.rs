@@ -62,7 +62,7 @@ pub(super) fn check_response(key: &str, limiter: &Limiter, verdict: &Verdict) ->
     let _ = serde_json::to_writer(&mut body, &CheckAnswer::new(key, limiter, verdict));
     let mut response = json_response(body);
     let headers = response.headers_mut();
-    standing_headers(headers, &[Standing::only(limiter, decision)]);
+    status_headers(headers, &[Status::only(limiter, decision)]);
     headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis.as_str()));
     if !decision.is_admitted() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
@@ -93,7 +93,7 @@ pub(super) fn remaining_response(key: &str, limiter: &Limiter, verdict: &Verdict
     };
     let mut response = json_response(serde_json::to_vec(&answer).unwrap_or_default());
     let headers = response.headers_mut();
-    standing_headers(headers, &[Standing::only(limiter, decision)]);
+    status_headers(headers, &[Status::only(limiter, decision)]);
     headers.insert(X_TOLLGATE_BASIS, HeaderValue::from_static(verdict.basis.as_str()));
     response
 }
@@ -123,7 +123,7 @@ pub(in crate::doors) fn json_response(body: Vec<u8>) -> Response<Full<Bytes>> {
 }
 
 /// Where one of a caller's limits stands.
-pub(in crate::doors) struct Standing<'a> {
+pub(in crate::doors) struct Status<'a> {
     /// What it is called in the IETF draft's fields.
     pub(in crate::doors) name: &'a str,
     pub(in crate::doors) limit: &'a Limit,
@@ -132,7 +132,7 @@ pub(in crate::doors) struct Standing<'a> {
     pub(in crate::doors) is_tightest: bool,
 }
 
-impl<'a> Standing<'a> {
+impl<'a> Status<'a> {
     /// The only limit there is.
     fn only(limiter: &'a Limiter, decision: &'a Decision) -> Self {
         let limit = limiter.limit();
@@ -141,9 +141,9 @@ impl<'a> Standing<'a> {
 }
 
 /// The de-facto `X-RateLimit-*` fields and the IETF draft's `RateLimit` and `RateLimit-Policy`.
-pub(in crate::doors) fn standing_headers(headers: &mut HeaderMap, standings: &[Standing<'_>]) {
-    let (mut standing, mut policy) = (Vec::with_capacity(64), Vec::with_capacity(64));
-    for Standing { name, limit, decision, is_tightest } in standings {
+pub(in crate::doors) fn status_headers(headers: &mut HeaderMap, statuses: &[Status<'_>]) {
+    let (mut status, mut policy) = (Vec::with_capacity(64), Vec::with_capacity(64));
+    for Status { name, limit, decision, is_tightest } in statuses {
         if *is_tightest {
             let reset = decision.at.after(decision.reset).as_secs_ceil();
             headers.insert(X_RATELIMIT_LIMIT, HeaderValue::from(decision.limit));
@@ -151,10 +151,10 @@ pub(in crate::doors) fn standing_headers(headers: &mut HeaderMap, standings: &[S
             headers.insert(X_RATELIMIT_RESET, HeaderValue::from(reset));
         }
         let until = effective_window(decision).as_secs_ceil();
-        write_item(&mut standing, name, [("r", decision.remaining), ("t", until)]);
+        write_item(&mut status, name, [("r", decision.remaining), ("t", until)]);
         write_item(&mut policy, name, [("q", decision.limit), ("w", limit.horizon().as_secs_ceil())]);
     }
-    for (field, value) in [(RATELIMIT, standing), (RATELIMIT_POLICY, policy)] {
+    for (field, value) in [(RATELIMIT, status), (RATELIMIT_POLICY, policy)] {
         if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(value))
             && !value.is_empty()
         {

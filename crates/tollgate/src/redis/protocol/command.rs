@@ -8,11 +8,11 @@ use super::fields::{Difference, Snapshots};
 use super::numbers::Numbers;
 use super::scripts::{SCRIPTS, Script, kind};
 use super::state::{add_parameters, lends};
-use super::{Change, Doubt, Question, is_sent, sliding_log};
-use crate::backend::Wanted;
+use super::{Change, FailoverGuard, Question, is_sent, sliding_log};
+use crate::backend::LeaseRequest;
 use crate::redis::limit::StoredLimit;
-use crate::redis::node::Bearings;
-use crate::redis::set::{Member, SetCall};
+use crate::redis::queue::set::{Member, SetCall};
+use crate::redis::server::ServerContext;
 
 /// A command, and the script that the server must know for it.
 pub(crate) struct Command {
@@ -49,7 +49,7 @@ fn on_states<'a>(
 
 impl Numbers {
     /// Adds what a script must know of a limit and of the server.
-    fn add_limit(&mut self, limit: &StoredLimit, doubt: Option<Doubt>, about: Timestamp) {
+    fn add_limit(&mut self, limit: &StoredLimit, doubt: Option<FailoverGuard>, about: Timestamp) {
         match &limit.numbers {
             Some(fixed) => self.0.extend_from_slice(fixed),
             None => add_parameters(self, &limit.limit, about),
@@ -100,7 +100,7 @@ fn runs(limit: &Limit, questions: &[Question]) -> SmallVec<[Run; 1]> {
 }
 
 /// What is to be lent after all questions of a call: at most one of them borrows.
-pub(crate) fn wanted(questions: &[Question]) -> Option<Wanted> {
+pub(crate) fn wanted(questions: &[Question]) -> Option<LeaseRequest> {
     questions.iter().rev().find_map(|question| match question {
         Question::Borrow(_, wanted) => Some(**wanted),
         Question::Take(_) | Question::Peek(_) => None,
@@ -125,8 +125,8 @@ pub(crate) fn ask(
     limit: &StoredLimit,
     (kind, key): (Kind, &str),
     questions: &[Question],
-    doubt: Option<Doubt>,
-    to: Bearings,
+    doubt: Option<FailoverGuard>,
+    to: ServerContext,
 ) -> Command {
     let lends = is_lending(&limit.limit, questions);
     let script = match kind {
@@ -145,7 +145,7 @@ pub(crate) fn ask(
     if runs.is_empty() && !lends && !(is_log && kind == Kind::FullLog) {
         numbers.add([1, 0, 0, 0]);
     }
-    if let Some(Wanted { permits, parts, terms }) = wanted(questions) {
+    if let Some(LeaseRequest { permits, parts, terms }) = wanted(questions) {
         // Nobody has more permits to lend, and nobody cuts them into more parts.
         let cut = |number: u64| number.min(1 << 52) as i64;
         match lends {
@@ -170,8 +170,8 @@ pub(crate) fn change(
     limit: &StoredLimit,
     key: &str,
     changes: &[Change],
-    doubt: Option<Doubt>,
-    to: Bearings,
+    doubt: Option<FailoverGuard>,
+    to: ServerContext,
 ) -> Command {
     let is_log = matches!(limit.limit, Limit::SlidingLog(_));
     let script = if is_log { &SCRIPTS.full_log } else { SCRIPTS.of(&limit.limit) };
@@ -191,7 +191,7 @@ pub(crate) fn change(
 }
 
 /// The call that reads states.
-pub(crate) fn read<'a>(keys: impl ExactSizeIterator<Item = &'a str>, to: Bearings) -> Command {
+pub(crate) fn read<'a>(keys: impl ExactSizeIterator<Item = &'a str>, to: ServerContext) -> Command {
     Command { writes: false, ..on_states(&SCRIPTS.read, keys, &Numbers(Vec::new()), to.now) }
 }
 
@@ -228,7 +228,7 @@ impl Numbers {
     }
 
     /// Adds a state that the script decides on.
-    fn add_state(&mut self, member: &Member, askers: usize, doubt: Option<Doubt>, about: Timestamp) {
+    fn add_state(&mut self, member: &Member, askers: usize, doubt: Option<FailoverGuard>, about: Timestamp) {
         let (limit, ask) = (member.limit(), member.ask);
         self.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
         self.add_limit(&member.limit, doubt, about);
@@ -266,7 +266,7 @@ pub(crate) fn commit(
     key: &str,
     snapshot: &[u8],
     (write, marks): (&(Difference, u64), bool),
-    to: Bearings,
+    to: ServerContext,
 ) -> Command {
     // One group of one set with one state.
     let mut numbers = Numbers(vec![0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);
@@ -275,7 +275,12 @@ pub(crate) fn commit(
 }
 
 /// The call that decides sets of limits: of each all are taken, or none.
-pub(crate) fn ask_sets(call: &SetCall<'_>, kind: Kind, doubts: &[Option<Doubt>], to: Bearings) -> Command {
+pub(crate) fn ask_sets(
+    call: &SetCall<'_>,
+    kind: Kind,
+    doubts: &[Option<FailoverGuard>],
+    to: ServerContext,
+) -> Command {
     let script = match kind {
         Kind::Plain => &SCRIPTS.set,
         Kind::FullLog => &SCRIPTS.full_set,
@@ -292,7 +297,7 @@ pub(crate) fn commit_sets(
     call: &SetCall<'_>,
     (computed, marks): (&[Option<Computed<'_>>], bool),
     (snapshots, at): (&Snapshots, Timestamp),
-    to: Bearings,
+    to: ServerContext,
 ) -> Command {
     let mut numbers = Numbers::of_groups(call);
     for (((number, member), computed), askers) in
@@ -323,5 +328,5 @@ pub(crate) fn live(key: &str, node: &str, counts_for_us: i64, now: Option<Timest
     let mut numbers = Numbers(Vec::new());
     numbers.add([counts_for_us]);
     numbers.add_text(node.as_bytes());
-    on_states(&SCRIPTS.presence, [key].into_iter(), &numbers, now)
+    on_states(&SCRIPTS.membership, [key].into_iter(), &numbers, now)
 }

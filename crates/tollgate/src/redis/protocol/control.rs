@@ -6,7 +6,7 @@ use redis::Cmd;
 
 use super::command::{Command, evalsha};
 use super::scripts::SCRIPTS;
-use crate::redis::control::Version;
+use crate::redis::shared::control::Version;
 
 /// The command that reads the server's time.
 pub(crate) fn time() -> Command {

@@ -31,9 +31,9 @@ pub(super) use self::numbers::{Reader, Reply};
 pub(super) use self::scripts::{SCRIPTS, Script};
 pub(super) use self::sliding_log::{LogView, Starts};
 pub(super) use self::state::{Stored, parameters, plain_state, stored_state, write};
-use super::limit::StoredLimit;
-use super::node::Bearings;
-use crate::backend::Wanted;
+use crate::backend::LeaseRequest;
+use crate::redis::limit::StoredLimit;
+use crate::redis::server::ServerContext;
 
 /// A question that a call answers. Kept small: thousands may wait.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub(super) enum Question {
     /// The same without taking them.
     Peek(Ask),
     /// Takes permits, and borrows others.
-    Borrow(Ask, Box<Wanted>),
+    Borrow(Ask, Box<LeaseRequest>),
 }
 
 impl Question {
@@ -80,18 +80,18 @@ pub(super) enum Change {
 
 /// What is not believed of a key: what was written before a server took over may be lost, leases of some life among it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Doubt {
+pub(super) struct FailoverGuard {
     pub(super) since: Timestamp,
     pub(super) life: Micros,
 }
 
-impl Doubt {
+impl FailoverGuard {
     /// What is not believed of the keys of a server, for a limit that wants to know.
-    pub(super) fn of(limit: &StoredLimit, server: Bearings) -> Option<Self> {
+    pub(super) fn of(limit: &StoredLimit, server: ServerContext) -> Option<Self> {
         let life = limit.distrust?;
         // The sub-bucket of a counter without others counts until two windows later.
         let matters = limit.limit.horizon().get().saturating_mul(2).saturating_add(life.get());
-        let since = server.takeover?.within(Micros::new(matters))?;
+        let since = server.failover?.within(Micros::new(matters))?;
         Some(Self { since, life })
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Scripts {
     /// Finds out whether scripts may read the time and then write.
     pub(crate) probe: Script,
     /// Says that a node lives.
-    pub(super) presence: Script,
+    pub(super) membership: Script,
     /// Changes what all nodes go by.
     pub(super) control: Script,
 }
@@ -104,7 +104,7 @@ impl Scripts {
             full_set: set_of(&format!("{hashes}{}", SET_FULL_LOG.replace("@log", &full_log))),
             read: Script::new(format!("{TIME}{RARE}")),
             probe: Script::new(PROBE.to_owned()),
-            presence: Script::new(finish(include_str!("presence.lua"), "")),
+            membership: Script::new(finish(include_str!("membership.lua"), "")),
             control: Script::new(include_str!("control.lua").to_owned()),
         }
     }
@@ -121,7 +121,7 @@ impl Scripts {
 
     /// All but the probe: what a server must know before it is asked.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Script> {
-        let others = [&self.full_log, &self.set, &self.full_set, &self.read, &self.presence, &self.control];
+        let others = [&self.full_log, &self.set, &self.full_set, &self.read, &self.membership, &self.control];
         self.single.iter().chain(&self.lend).chain(others)
     }
 }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn every_text_can_be_read_in_one_sitting() {
         let frames = [TIME, RARE, SINGLE, SET, SET_ALGORITHM, SET_FULL_LOG, SINGLE_FULL_LOG, LEND];
-        let others = [include_str!("presence.lua"), include_str!("control.lua")];
+        let others = [include_str!("membership.lua"), include_str!("control.lua")];
         let bodies = BODIES.iter().map(|(text, _)| text);
         let mut code = std::collections::HashMap::new();
         for text in frames.iter().chain(&FULL_LOG).chain(&others).chain(bodies) {

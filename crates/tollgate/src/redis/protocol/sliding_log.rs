@@ -1,6 +1,6 @@
 //! What `sliding_log.lua` answers. A log stays in the store: the answer tells what counts, and the starts that were found.
 
-use tollgate_core::{Ask, Limit, Micros, Outcome, Retention, SlidingLog, Standing, Timestamp};
+use tollgate_core::{Ask, Limit, Micros, Outcome, Retention, SlidingLog, Status, Timestamp};
 
 use super::numbers::{Numbers, Reader};
 use crate::redis::error::StoreError;
@@ -37,10 +37,10 @@ impl LogView {
         if self.earliest > self.time { 0 } else { (limit.size() as i64 - self.used).max(0) }
     }
 
-    pub(crate) fn standing(&self, limit: &Limit, now: Timestamp) -> Standing {
+    pub(crate) fn status(&self, limit: &Limit, now: Timestamp) -> Status {
         let reset =
             self.oldest.map_or(0, |oldest| oldest + limit.horizon().get() as i64 - now.as_micros() as i64);
-        Standing { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
+        Status { remaining: self.remaining(limit) as u64, reset: Micros::new(reset.max(0) as u64) }
     }
 
     /// The outcome of an ask whose earliest start the script has found.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use tollgate_core::algorithm::Algorithm;
-use tollgate_core::{Beside, Forgone, LeakyMode, Limit, Over, State, Timestamp};
+use tollgate_core::{Beside, CarriedDebt, Forgone, LeakyMode, Limit, State, Timestamp};
 
 use super::fields::{Difference, Fields, NewFields};
 use super::numbers::{Numbers, Reader};
@@ -68,7 +68,7 @@ pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<
         }
         (text, _) => text.map(Cow::Borrowed),
     };
-    let (under, over) = written_under(asking, text.as_deref())?;
+    let (under, carried_debt) = written_under(asking, text.as_deref())?;
     let state = match &under {
         Limit::TokenBucket(it) => bucket::stored(it, bucket::TOKENS, fields, lends(limit)),
         Limit::LeakyBucket(it) => bucket::stored(it.room(), bucket::WATER, fields, lends(limit)),
@@ -86,29 +86,29 @@ pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<
             u64::MAX
         }
     };
-    if over.rest as u64 >= unit {
-        return Err(format!("a carried debt of {} units beyond whole permits", over.rest));
+    if carried_debt.rest as u64 >= unit {
+        return Err(format!("a carried debt of {} units beyond whole permits", carried_debt.rest));
     }
     let forgone = pairs(fields.get("forgone"))?;
     let forgone = forgone.into_iter().map(|(start, units)| Forgone { start, units }).collect();
-    Ok(Stored { under, state: state.with(Beside { over, forgone }) })
+    Ok(Stored { under, state: state.with(Beside { carried_debt, forgone }) })
 }
 
 /// The limit that is kept beside a state, and the debt that was carried over. States that say nothing are the asking limit's own.
-fn written_under(asking: &StoredLimit, text: Option<&str>) -> Result<(Limit, Over), String> {
-    let Some(text) = text else { return Ok((asking.limit, Over::NONE)) };
+fn written_under(asking: &StoredLimit, text: Option<&str>) -> Result<(Limit, CarriedDebt), String> {
+    let Some(text) = text else { return Ok((asking.limit, CarriedDebt::NONE)) };
     let foreign = || format!("no limit: {}", text.escape_debug());
-    let (parameters, over) = match text.split_once(" over ") {
-        None => (text, Over::NONE),
-        Some((parameters, over)) => {
-            let [(permits, rest)] = pairs(Some(over))?.try_into().map_err(|_| foreign())?;
-            (parameters, Over { permits, rest })
+    let (parameters, carried_debt) = match text.split_once(" over ") {
+        None => (text, CarriedDebt::NONE),
+        Some((parameters, carried_debt)) => {
+            let [(permits, rest)] = pairs(Some(carried_debt))?.try_into().map_err(|_| foreign())?;
+            (parameters, CarriedDebt { permits, rest })
         }
     };
     if *parameters == *asking.parameters {
-        return Ok((asking.limit, over));
+        return Ok((asking.limit, carried_debt));
     }
-    Ok((asking.limit.with_parameters(parameters).ok_or_else(foreign)?, over))
+    Ok((asking.limit.with_parameters(parameters).ok_or_else(foreign)?, carried_debt))
 }
 
 /// Numbers in pairs, as texts hold them.
@@ -143,7 +143,7 @@ pub(crate) fn write(
         // Scripts must not take a state for a plain one that has more beside it than its own fields.
         let is_waited_for = matches!(&plain, State::Counter(it) if sliding_counter::is_waited_for(it));
         let is_plain = beside == Beside::default() && !is_waited_for;
-        let Over { permits, rest } = beside.over;
+        let CarriedDebt { permits, rest } = beside.carried_debt;
         let suffix = if is_plain { String::new() } else { format!(" over {permits} {rest}") };
         fields.set("limit", format!("{}{suffix}", limit.parameters));
     }

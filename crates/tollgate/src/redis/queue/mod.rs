@@ -1,5 +1,8 @@
-//! A line for each key that is being asked about: one call at a time, and whoever comes meanwhile goes together in the next.
+//! A queue for each key that is being asked about: one call at a time, and whoever comes meanwhile goes together in the next.
 //! A denial is remembered for as long as it can be no other.
+
+pub(in crate::redis) mod call;
+pub(in crate::redis) mod set;
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,30 +16,30 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tollgate_core::{Ask, Decision, Limit, Timestamp};
 
-use super::error::StoreError;
-use super::evaluate::Memory;
-use super::protocol::{Change, Question};
-use super::set::{CheckSet, Member, SetAnswer, SetBatch, SetWaiter};
-use crate::backend::Lent;
+use crate::backend::LeaseGrant;
 use crate::check::LimitId;
 use crate::clock::Clock;
 use crate::hash::Hash;
+use crate::redis::error::StoreError;
+use crate::redis::evaluate::Memory;
+use crate::redis::protocol::{Change, Question};
+use crate::redis::queue::set::{CheckSet, Member, SetAnswer, SetBatch, SetWaiter};
 use crate::sync::Lock;
 
 /// Parts of the table, each with its own lock, so that threads seldom meet.
-const SHARDS: usize = 64;
+const STRIPES: usize = 64;
 /// Questions in one call. The script takes equal ones in one step, and about a microsecond for each other one: no call holds
 /// the server up for much longer than a millisecond.
 const BATCH_MAX: usize = 1_024;
 /// Callers that wait for one key: those of 65 ms at a million checks a second, so that a short stall turns nobody away. They hold
 /// about 100 bytes each, and the last one is some 64 calls away from its answer.
 const WAITING_MAX: usize = 65_536;
-/// Keys with a call in flight or a denial to remember, in one shard: some 40 MB in all shards, if every one has 256 bytes.
-const LINES_MAX: usize = 2_048;
+/// Keys with a call in flight or a denial to remember, in one stripe: some 40 MB in all stripes, if every one has 256 bytes.
+const QUEUES_MAX: usize = 2_048;
 
 /// What is done on one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(in crate::redis) enum Step {
     Ask(Question),
     Change(Change),
     Reset,
@@ -54,7 +57,7 @@ impl Step {
         matches!(self, Self::Ask(Question::Borrow(..)))
     }
 
-    pub(super) const fn change(&self) -> Option<Change> {
+    pub(in crate::redis) const fn change(&self) -> Option<Change> {
         match self {
             Self::Change(change) => Some(*change),
             Self::Ask(_) | Self::Reset => None,
@@ -90,9 +93,9 @@ fn searches_max(limit: &Limit) -> usize {
 
 /// What became of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Done {
+pub(in crate::redis) enum Done {
     /// It was answered, and this was lent with the answer.
-    Answered(Decision, Option<Box<Lent>>),
+    Answered(Decision, Option<Box<LeaseGrant>>),
     /// The change was made.
     Changed,
     /// It was given back out of turn, and so not at all: this would be its number.
@@ -102,14 +105,14 @@ pub(super) enum Done {
 type Answer = Result<Done, StoreError>;
 
 /// Somebody whose step has not been done yet.
-pub(super) struct Waiter {
-    pub(super) step: Step,
-    pub(super) answer: oneshot::Sender<Answer>,
+pub(in crate::redis) struct Waiter {
+    pub(in crate::redis) step: Step,
+    pub(in crate::redis) answer: oneshot::Sender<Answer>,
 }
 
 /// Who goes in one call.
 #[derive(Default)]
-pub(super) enum Batch {
+pub(in crate::redis) enum Batch {
     /// Nobody waits.
     #[default]
     Nobody,
@@ -121,33 +124,33 @@ pub(super) enum Batch {
 
 /// What follows a call.
 #[derive(Default)]
-pub(super) struct Next {
+pub(in crate::redis) struct Next {
     /// Who is denied, by what the call has told.
-    pub(super) denied: Vec<(Waiter, Decision)>,
-    pub(super) denied_sets: Vec<(SetWaiter, SetAnswer)>,
-    /// Who goes in the next call. Nobody: the line is free.
-    pub(super) batch: Batch,
+    pub(in crate::redis) denied: Vec<(Waiter, Decision)>,
+    pub(in crate::redis) denied_sets: Vec<(SetWaiter, SetAnswer)>,
+    /// Who goes in the next call. Nobody: the queue is free.
+    pub(in crate::redis) batch: Batch,
 }
 
 /// A key of a limit. Limits do not share what they remember, even where they share states.
 #[derive(Clone, Debug)]
-pub(super) struct LineKey {
-    pub(super) limit: LimitId,
+pub(in crate::redis) struct QueueKey {
+    pub(in crate::redis) limit: LimitId,
     /// Identifies the state.
-    pub(super) hash: Hash,
+    pub(in crate::redis) hash: Hash,
     /// The key in the store.
-    pub(super) key: Arc<str>,
+    pub(in crate::redis) key: Arc<str>,
 }
 
-impl PartialEq for LineKey {
+impl PartialEq for QueueKey {
     fn eq(&self, other: &Self) -> bool {
         self.limit == other.limit && self.hash == other.hash
     }
 }
 
-impl Eq for LineKey {}
+impl Eq for QueueKey {}
 
-impl std::hash::Hash for LineKey {
+impl std::hash::Hash for QueueKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash.high);
     }
@@ -173,8 +176,8 @@ impl Hasher for Hashed {
 }
 
 /// What became of a step.
-pub(super) enum Entered {
-    /// Nobody is asking about this key: the caller does, and then calls [`Lines::next`].
+pub(in crate::redis) enum Entered {
+    /// Nobody is asking about this key: the caller does, and then calls [`Coalescer::next`].
     Lead,
     /// It will be done with others.
     Wait(oneshot::Receiver<Answer>),
@@ -185,8 +188,8 @@ pub(super) enum Entered {
 }
 
 /// What became of a set that was brought to the lines of its keys.
-pub(super) enum SetEntered {
-    /// Nobody is asking about these of its keys, by number: the caller does, and then calls [`Lines::next`] for each of them.
+pub(in crate::redis) enum SetEntered {
+    /// Nobody is asking about these of its keys, by number: the caller does, and then calls [`Coalescer::next`] for each of them.
     Lead(SmallVec<[usize; 4]>),
     /// It will be decided with others.
     Wait(oneshot::Receiver<Result<SetAnswer, StoreError>>),
@@ -197,38 +200,38 @@ pub(super) enum SetEntered {
 }
 
 /// What a call has told of a key, and between which instants.
-pub(super) struct Remembered {
-    pub(super) memory: Memory,
+pub(in crate::redis) struct Remembered {
+    pub(in crate::redis) memory: Memory,
     /// The set that it was asked with, and what was answered.
-    pub(super) verdict: Option<(Arc<CheckSet>, SetAnswer)>,
-    pub(super) at: Timestamp,
-    pub(super) sent: Instant,
-    pub(super) received: Instant,
+    pub(in crate::redis) verdict: Option<(Arc<CheckSet>, SetAnswer)>,
+    pub(in crate::redis) at: Timestamp,
+    pub(in crate::redis) sent: Instant,
+    pub(in crate::redis) received: Instant,
 }
 
 /// How long denials are remembered, and by which clock the server's time goes on.
-pub(super) struct Remembering {
-    pub(super) longest: Duration,
+pub(in crate::redis) struct Remembering {
+    pub(in crate::redis) longest: Duration,
     /// The time that is handed in, where it is.
-    pub(super) clock: Option<Clock>,
+    pub(in crate::redis) clock: Option<Clock>,
 }
 
-pub(super) struct Lines {
-    shards: Box<[Lock<Shard>]>,
+pub(in crate::redis) struct Coalescer {
+    stripes: Box<[Lock<Stripe>]>,
     remembering: Remembering,
 }
 
 #[derive(Default)]
-struct Shard {
-    lines: HashMap<LineKey, Line, BuildHasherDefault<Hashed>>,
+struct Stripe {
+    queues: HashMap<QueueKey, KeyQueue, BuildHasherDefault<Hashed>>,
     /// When memories end, oldest first: all live equally long.
-    ends: VecDeque<(Instant, LineKey)>,
-    /// Refunds, charges and resets of keys of this shard that have begun or ended.
+    ends: VecDeque<(Instant, QueueKey)>,
+    /// Refunds, charges and resets of keys of this stripe that have begun or ended.
     changes: u64,
 }
 
 #[derive(Default)]
-struct Line {
+struct KeyQueue {
     /// A call is in flight. While it is, everybody waits.
     busy: bool,
     waiting: VecDeque<Waiter>,
@@ -241,70 +244,81 @@ struct Line {
     end: Option<Instant>,
 }
 
-impl Lines {
-    pub(super) fn new(remembering: Remembering) -> Self {
-        let shards = (0..SHARDS).map(|_| Lock::new(Shard::default())).collect();
-        Self { shards, remembering }
+impl Coalescer {
+    pub(in crate::redis) fn new(remembering: Remembering) -> Self {
+        let stripes = (0..STRIPES).map(|_| Lock::new(Stripe::default())).collect();
+        Self { stripes, remembering }
     }
 
-    fn shard(&self, key: &LineKey) -> &Lock<Shard> {
-        &self.shards[(key.hash.low >> 32) as usize % SHARDS]
+    fn stripe(&self, key: &QueueKey) -> &Lock<Stripe> {
+        &self.stripes[(key.hash.low >> 32) as usize % STRIPES]
     }
 
-    /// Brings a step to its line.
-    pub(super) fn enter(&self, key: &LineKey, limit: &Limit, step: &Step, now: Instant) -> Entered {
-        let mut shard = self.shard(key).lock();
-        shard.changes += u64::from(!matches!(step, Step::Ask(_)));
-        let Some(line) = shard.lines.get_mut(key) else {
-            if !shard.make_room(now) {
+    /// Brings a step to its queue.
+    pub(in crate::redis) fn enter(
+        &self,
+        key: &QueueKey,
+        limit: &Limit,
+        step: &Step,
+        now: Instant,
+    ) -> Entered {
+        let mut stripe = self.stripe(key).lock();
+        stripe.changes += u64::from(!matches!(step, Step::Ask(_)));
+        let Some(queue) = stripe.queues.get_mut(key) else {
+            if !stripe.make_room(now) {
                 return Entered::Full;
             }
-            let line = Line { busy: true, ..Line::default() };
-            shard.lines.insert(key.clone(), line);
+            let queue = KeyQueue { busy: true, ..KeyQueue::default() };
+            stripe.queues.insert(key.clone(), queue);
             return Entered::Lead;
         };
-        if line.busy {
-            if line.is_full() {
+        if queue.busy {
+            if queue.is_full() {
                 return Entered::Full;
             }
             let (answer, receiver) = oneshot::channel();
-            line.waiting.push_back(Waiter { step: step.clone(), answer });
+            queue.waiting.push_back(Waiter { step: step.clone(), answer });
             return Entered::Wait(receiver);
         }
-        if let (Step::Ask(Question::Take(ask)), Some(remembered)) = (step, &line.remembered)
+        if let (Step::Ask(Question::Take(ask)), Some(remembered)) = (step, &queue.remembered)
             && let Some(denied) = self.remembering.denies(remembered, limit, *ask, now)
         {
             return Entered::Denied(denied);
         }
-        line.busy = true;
-        line.remembered = None;
+        queue.busy = true;
+        queue.remembered = None;
         Entered::Lead
     }
 
     /// Brings a set to the lines of its keys. It waits in the first that is busy.
-    pub(super) fn enter_set(&self, set: &Arc<CheckSet>, left: &Arc<AtomicBool>, now: Instant) -> SetEntered {
+    pub(in crate::redis) fn enter_set(
+        &self,
+        set: &Arc<CheckSet>,
+        left: &Arc<AtomicBool>,
+        now: Instant,
+    ) -> SetEntered {
         let mut busy = None;
         for (number, member) in set.members.iter().enumerate() {
-            let shard = self.shard(&member.line).lock();
-            let Some(line) = shard.lines.get(&member.line) else { continue };
-            if line.busy {
+            let stripe = self.stripe(&member.queue_key).lock();
+            let Some(queue) = stripe.queues.get(&member.queue_key) else { continue };
+            if queue.busy {
                 busy = busy.or(Some(number));
-            } else if let Some(remembered) = &line.remembered
+            } else if let Some(remembered) = &queue.remembered
                 && let Some(denied) = self.remembering.denies_set(remembered, set, number, now)
             {
                 return SetEntered::Denied(denied);
             }
         }
         if let Some(member) = busy.map(|number| &set.members[number]) {
-            let mut shard = self.shard(&member.line).lock();
+            let mut stripe = self.stripe(&member.queue_key).lock();
             // It may have become free since.
-            if let Some(line) = shard.lines.get_mut(&member.line).filter(|line| line.busy) {
-                if line.is_full() {
+            if let Some(queue) = stripe.queues.get_mut(&member.queue_key).filter(|queue| queue.busy) {
+                if queue.is_full() {
                     return SetEntered::Full;
                 }
                 let (answer, receiver) = oneshot::channel();
                 let (set, left) = (Arc::clone(set), Arc::clone(left));
-                line.sets.push_back(SetWaiter { set, answer, left });
+                queue.sets.push_back(SetWaiter { set, answer, left });
                 return SetEntered::Wait(receiver);
             }
         }
@@ -316,91 +330,101 @@ impl Lines {
     }
 
     /// The answer to a set, if one of its keys is known to deny it.
-    pub(super) fn known_answer(&self, set: &CheckSet, now: Instant) -> Option<SetAnswer> {
+    pub(in crate::redis) fn known_answer(&self, set: &CheckSet, now: Instant) -> Option<SetAnswer> {
         set.members.iter().enumerate().find_map(|(number, member)| {
-            let shard = self.shard(&member.line).lock();
-            let line = shard.lines.get(&member.line).filter(|line| !line.busy)?;
-            self.remembering.denies_set(line.remembered.as_ref()?, set, number, now)
+            let stripe = self.stripe(&member.queue_key).lock();
+            let queue = stripe.queues.get(&member.queue_key).filter(|queue| !queue.busy)?;
+            self.remembering.denies_set(queue.remembered.as_ref()?, set, number, now)
         })
     }
 
-    /// How many changes there were to keys in the shard of this one: what was asked before one of them is not remembered.
-    pub(super) fn changes(&self, member: &Member) -> u64 {
-        self.shard(&member.line).lock().changes
+    /// How many changes there were to keys in the stripe of this one: what was asked before one of them is not remembered.
+    pub(in crate::redis) fn changes(&self, member: &Member) -> u64 {
+        self.stripe(&member.queue_key).lock().changes
     }
 
-    /// Remembers what a call told of a key whose line it did not hold, unless the key may have been changed since `changes` was read.
-    pub(super) fn remember(&self, member: &Member, told: Box<Remembered>, changes: u64, now: Instant) {
-        let mut shard = self.shard(&member.line).lock();
-        let shard = &mut *shard;
-        let (key, end) = (member.line.clone(), now + self.remembering.longest);
-        if shard.changes != changes {
+    /// Remembers what a call told of a key whose queue it did not hold, unless the key may have been changed since `changes` was read.
+    pub(in crate::redis) fn remember(
+        &self,
+        member: &Member,
+        told: Box<Remembered>,
+        changes: u64,
+        now: Instant,
+    ) {
+        let mut stripe = self.stripe(&member.queue_key).lock();
+        let stripe = &mut *stripe;
+        let (key, end) = (member.queue_key.clone(), now + self.remembering.longest);
+        if stripe.changes != changes {
             return;
         }
-        if !shard.lines.contains_key(&key) && !shard.make_room(now) {
+        if !stripe.queues.contains_key(&key) && !stripe.make_room(now) {
             return;
         }
-        let line = shard.lines.entry(key.clone()).or_default();
-        if line.busy {
+        let queue = stripe.queues.entry(key.clone()).or_default();
+        if queue.busy {
             return;
         }
-        (line.remembered, line.end) = (Some(told), Some(end));
-        shard.ends.push_back((end, key));
-        shard.forget(now);
+        (queue.remembered, queue.end) = (Some(told), Some(end));
+        stripe.ends.push_back((end, key));
+        stripe.forget(now);
     }
 
     /// A change has ended, whether it was made or not.
-    pub(super) fn changed(&self, key: &LineKey) {
-        self.shard(key).lock().changes += 1;
+    pub(in crate::redis) fn changed(&self, key: &QueueKey) {
+        self.stripe(key).lock().changes += 1;
     }
 
     /// The first member, by number, that is known to deny. They may be in different slots.
-    pub(super) fn known_denial(&self, members: &[Member], now: Instant) -> Option<(usize, Decision)> {
+    pub(in crate::redis) fn known_denial(
+        &self,
+        members: &[Member],
+        now: Instant,
+    ) -> Option<(usize, Decision)> {
         members.iter().enumerate().filter(|(_, it)| it.enforced && it.is_asked()).find_map(|(number, it)| {
-            let shard = self.shard(&it.line).lock();
-            let line = shard.lines.get(&it.line).filter(|line| !line.busy)?;
-            let denied = self.remembering.denies(line.remembered.as_ref()?, it.limit(), it.ask, now)?;
+            let stripe = self.stripe(&it.queue_key).lock();
+            let queue = stripe.queues.get(&it.queue_key).filter(|queue| !queue.busy)?;
+            let denied = self.remembering.denies(queue.remembered.as_ref()?, it.limit(), it.ask, now)?;
             Some((number, denied))
         })
     }
 
-    /// Makes a key's line busy, if it is not and there is room for another.
+    /// Makes a key's queue busy, if it is not and there is room for another.
     fn hold(&self, member: &Member, now: Instant) -> bool {
-        let mut shard = self.shard(&member.line).lock();
-        if let Some(line) = shard.lines.get_mut(&member.line) {
-            line.remembered = None;
-            return !std::mem::replace(&mut line.busy, true);
+        let mut stripe = self.stripe(&member.queue_key).lock();
+        if let Some(queue) = stripe.queues.get_mut(&member.queue_key) {
+            queue.remembered = None;
+            return !std::mem::replace(&mut queue.busy, true);
         }
-        let has_room = shard.make_room(now);
+        let has_room = stripe.make_room(now);
         if has_room {
-            shard.lines.insert(member.line.clone(), Line { busy: true, ..Line::default() });
+            stripe.queues.insert(member.queue_key.clone(), KeyQueue { busy: true, ..KeyQueue::default() });
         }
         has_room
     }
 
-    /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the line is free.
-    /// Those at the head of the line whose denial is known now need no call.
-    pub(super) fn next(
+    /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the queue is free.
+    /// Those at the head of the queue whose denial is known now need no call.
+    pub(in crate::redis) fn next(
         &self,
-        key: &LineKey,
+        key: &QueueKey,
         limit: &Limit,
         told: Option<Box<Remembered>>,
         now: Instant,
     ) -> Next {
-        let mut shard = self.shard(key).lock();
-        let shard = &mut *shard;
-        let Some(line) = shard.lines.get_mut(key) else { return Next::default() };
+        let mut stripe = self.stripe(key).lock();
+        let stripe = &mut *stripe;
+        let Some(queue) = stripe.queues.get_mut(key) else { return Next::default() };
         let (mut denied, mut denied_sets) = (Vec::new(), Vec::new());
         if let Some(told) = &told {
             // Equal asks are answered alike.
             let mut last: Option<(Ask, Decision)> = None;
             while denied.len() < BATCH_MAX
-                && let Some(Waiter { step: Step::Ask(Question::Take(ask)), .. }) = line.waiting.front()
+                && let Some(Waiter { step: Step::Ask(Question::Take(ask)), .. }) = queue.waiting.front()
                 && let Some(decision) = match last {
                     Some((same, decision)) if same == *ask => Some(decision),
                     _ => self.remembering.denies(told, limit, *ask, now),
                 }
-                && let Some(waiter) = line.waiting.pop_front()
+                && let Some(waiter) = queue.waiting.pop_front()
             {
                 if let Step::Ask(Question::Take(ask)) = waiter.step {
                     last = Some((ask, decision));
@@ -408,50 +432,50 @@ impl Lines {
                 denied.push((waiter, decision));
             }
             while denied_sets.len() < BATCH_MAX
-                && let Some(set) = line.sets.front().map(|waiter| &waiter.set)
+                && let Some(set) = queue.sets.front().map(|waiter| &waiter.set)
                 && let Some(number) = set.number_in(key)
                 && let Some(answer) = self.remembering.denies_set(told, set, number, now)
-                && let Some(waiter) = line.sets.pop_front()
+                && let Some(waiter) = queue.sets.pop_front()
             {
                 denied_sets.push((waiter, answer));
             }
         }
-        let batch = line.next_batch(key, limit);
+        let batch = queue.next_batch(key, limit);
         if !matches!(batch, Batch::Nobody) {
             return Next { denied, denied_sets, batch };
         }
-        line.busy = false;
+        queue.busy = false;
         match told {
             Some(told) => {
                 let end = now + self.remembering.longest;
-                (line.remembered, line.end) = (Some(told), Some(end));
-                shard.ends.push_back((end, key.clone()));
+                (queue.remembered, queue.end) = (Some(told), Some(end));
+                stripe.ends.push_back((end, key.clone()));
             }
             None => {
-                shard.lines.remove(key);
+                stripe.queues.remove(key);
             }
         }
-        shard.forget(now);
+        stripe.forget(now);
         Next { denied, denied_sets, batch }
     }
 }
 
-impl Lines {
+impl Coalescer {
     /// Frees a key whose call has ended without an answer. Its waiters are dropped, and learn that.
-    pub(super) fn abandon(&self, key: &LineKey) {
+    pub(in crate::redis) fn abandon(&self, key: &QueueKey) {
         // Dropped after the lock: a waiter's task may be woken by it.
-        let abandoned = self.shard(key).lock().lines.remove(key);
+        let abandoned = self.stripe(key).lock().queues.remove(key);
         drop(abandoned);
     }
 }
 
-impl Line {
+impl KeyQueue {
     fn is_full(&self) -> bool {
         self.waiting.len() + self.sets.len() >= WAITING_MAX
     }
 
     /// Those who wait, as far as they go together: steps and sets in turn. Who has left meanwhile is not asked for.
-    fn next_batch(&mut self, key: &LineKey, limit: &Limit) -> Batch {
+    fn next_batch(&mut self, key: &QueueKey, limit: &Limit) -> Batch {
         for sets in [!self.sets_went, self.sets_went] {
             self.sets_went = sets;
             if sets {
@@ -469,7 +493,7 @@ impl Line {
         Batch::Nobody
     }
 
-    fn next_sets(&mut self, key: &LineKey) -> SetBatch {
+    fn next_sets(&mut self, key: &QueueKey) -> SetBatch {
         let mut batch = SetBatch::default();
         while let Some(waiter) = self.sets.pop_front() {
             if waiter.has_left() {
@@ -507,21 +531,21 @@ impl Line {
     }
 }
 
-impl Shard {
-    /// Whether there is room for another line. Who is asking now is worth more than what may be asked again.
+impl Stripe {
+    /// Whether there is room for another queue. Who is asking now is worth more than what may be asked again.
     fn make_room(&mut self, now: Instant) -> bool {
-        if self.lines.len() >= LINES_MAX {
+        if self.queues.len() >= QUEUES_MAX {
             self.forget(now);
             self.forget_oldest();
         }
-        self.lines.len() < LINES_MAX
+        self.queues.len() < QUEUES_MAX
     }
 
     /// Drops the memory that would end first.
     fn forget_oldest(&mut self) {
         while let Some((end, key)) = self.ends.pop_front() {
-            if self.lines.get(&key).is_some_and(|line| !line.busy && line.end == Some(end)) {
-                self.lines.remove(&key);
+            if self.queues.get(&key).is_some_and(|queue| !queue.busy && queue.end == Some(end)) {
+                self.queues.remove(&key);
                 return;
             }
         }
@@ -530,12 +554,12 @@ impl Shard {
     /// Drops memories that have ended.
     fn forget(&mut self, now: Instant) {
         while let Some((end, key)) = self.ends.front() {
-            if *end > now && self.ends.len() < LINES_MAX {
+            if *end > now && self.ends.len() < QUEUES_MAX {
                 return;
             }
             // The key may have been asked about since, and may be remembered anew.
-            if self.lines.get(key).is_some_and(|line| !line.busy && line.end == Some(*end)) {
-                self.lines.remove(key);
+            if self.queues.get(key).is_some_and(|queue| !queue.busy && queue.end == Some(*end)) {
+                self.queues.remove(key);
             }
             self.ends.pop_front();
         }
@@ -640,8 +664,8 @@ mod tests {
                 let Step::Ask(Question::Take(ask)) = step else { panic!("only takes are asked") };
                 let outcome = self.limit.decide(&mut state, NOW, *ask);
                 self.admitted.fetch_add(u64::from(outcome.is_admitted()), Ordering::SeqCst);
-                let standing = self.limit.standing(&state, NOW);
-                let (remaining, reset) = (standing.remaining, standing.reset);
+                let status = self.limit.status(&state, NOW);
+                let (remaining, reset) = (status.remaining, status.reset);
                 decisions.push(Decision { outcome, limit: PERMITS, remaining, reset, at: NOW });
             }
             let memory = Memory::State(state.clone());
@@ -659,7 +683,7 @@ mod tests {
             (Some(decisions), told)
         }
 
-        fn tell(&self, decision: &Decision) {
+        fn send(&self, decision: &Decision) {
             self.told.fetch_add(u64::from(decision.is_admitted()), Ordering::SeqCst);
             let left = PERMITS - self.admitted.load(Ordering::SeqCst);
             assert!(decision.is_admitted() || left == 0, "denied with {left} left");
@@ -667,11 +691,11 @@ mod tests {
     }
 
     /// A caller who leads does its own call, and then those of the ones behind it.
-    fn caller(lines: &Lines, store: &Store, key: &LineKey, now: Instant) {
+    fn caller(lines: &Coalescer, store: &Store, key: &QueueKey, now: Instant) {
         let step = Step::Ask(Question::Take(Ask::of(1)));
         match lines.enter(key, &store.limit, &step, now) {
             Entered::Denied(decision) => store.tell(&decision),
-            Entered::Full => panic!("a line of four is not full"),
+            Entered::Full => panic!("a queue of four is not full"),
             Entered::Wait(answer) if thread_rng().gen_ratio(1, 3) => drop(answer),
             Entered::Wait(mut answer) => loop {
                 match answer.try_recv() {
@@ -714,9 +738,9 @@ mod tests {
         shuttle::check_random(
             || {
                 let lines =
-                    Arc::new(Lines::new(Remembering { longest: Duration::from_millis(80), clock: None }));
+                    Arc::new(Coalescer::new(Remembering { longest: Duration::from_millis(80), clock: None }));
                 let store = Store::new();
-                let key = LineKey { limit: LimitId(0), hash: Hash::of("user:1"), key: "user:1".into() };
+                let key = QueueKey { limit: LimitId(0), hash: Hash::of("user:1"), key: "user:1".into() };
                 let now = Instant::now();
                 let threads: Vec<_> = (0..5)
                     .map(|_| {
@@ -734,9 +758,9 @@ mod tests {
                     read(&store.admitted),
                     "what is paid is known"
                 );
-                let shard = lines.shard(&key).lock();
+                let stripe = lines.stripe(&key).lock();
                 assert!(
-                    shard.lines.values().all(|line| !line.busy && line.waiting.is_empty()),
+                    stripe.queues.values().all(|queue| !queue.busy && queue.waiting.is_empty()),
                     "nobody is left behind"
                 );
             },

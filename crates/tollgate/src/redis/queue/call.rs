@@ -1,4 +1,4 @@
-//! The calls of one line: the first by the caller who found it free, those of the others by the driver.
+//! The calls of one queue_key: the first by the caller who found it free, those of the others by the driver.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,22 +7,22 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_core::{Outcome, Timestamp};
 
-use super::Inner;
-use super::error::StoreError;
-use super::evaluate::{Evaluated, Memory};
-use super::evaluate_sets::SetsEvaluated;
-use super::exchange::{Changes, Exchanged, Questions};
-use super::limit::StoredLimit;
-use super::lines::{Batch, Done, LineKey, Remembered, Step, Waiter};
-use super::protocol::{self, Change, Question, wanted};
-use super::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
-use crate::backend::Lent;
+use crate::backend::LeaseGrant;
+use crate::redis::Inner;
+use crate::redis::error::StoreError;
+use crate::redis::evaluate::exchange::{Changes, Exchanged, Questions};
+use crate::redis::evaluate::sets::SetsEvaluated;
+use crate::redis::evaluate::{Evaluated, Memory};
+use crate::redis::limit::StoredLimit;
+use crate::redis::protocol::{self, Change, Question, wanted};
+use crate::redis::queue::set::{CheckSet, Group, Member, SetAnswer, SetBatch, SetCall};
+use crate::redis::queue::{Batch, Done, QueueKey, Remembered, Step, Waiter};
 
 /// What became of the steps of a call, in their order: most calls have one.
 type Answers = SmallVec<[Done; 1]>;
 
-/// A line whose turn it is: calls, one after another, until nobody waits.
-pub(super) struct Call {
+/// A queue_key whose turn it is: calls, one after another, until nobody waits.
+pub(in crate::redis) struct Call {
     turn: Turn,
     limit: Arc<StoredLimit>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Call {
 /// The right to make calls for a key. However it ends, the key is free afterwards.
 struct Turn {
     inner: Arc<Inner>,
-    line: LineKey,
+    queue_key: QueueKey,
     is_over: bool,
 }
 
@@ -38,19 +38,19 @@ impl Drop for Turn {
     fn drop(&mut self) {
         if !self.is_over {
             // A panic, or an engine that stops: the waiters find their answers gone.
-            self.inner.lines.abandon(&self.line);
+            self.inner.coalescer.abandon(&self.queue_key);
         }
     }
 }
 
 impl Call {
-    pub(super) fn new(inner: &Arc<Inner>, limit: &Arc<StoredLimit>, line: LineKey) -> Self {
-        let turn = Turn { inner: Arc::clone(inner), line, is_over: false };
+    pub(in crate::redis) fn new(inner: &Arc<Inner>, limit: &Arc<StoredLimit>, queue_key: QueueKey) -> Self {
+        let turn = Turn { inner: Arc::clone(inner), queue_key, is_over: false };
         Self { turn, limit: Arc::clone(limit) }
     }
 
-    /// The first call, by the caller who found the line free. Who has come meanwhile is left to the driver.
-    pub(super) async fn lead(self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
+    /// The first call, by the caller who found the queue_key free. Who has come meanwhile is left to the driver.
+    pub(in crate::redis) async fn lead(self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
         let (answers, told) = self.make(&[step], deadline).await;
         self.end(told);
         answers.map(|answers| answers.into_iter().next().unwrap_or(Done::Changed))
@@ -86,7 +86,7 @@ impl Call {
     fn unknown(&self, mut sets: SetBatch) -> SetBatch {
         let (inner, now) = (&self.turn.inner, Instant::now());
         let is_unknown = |group: &mut Group| {
-            let Some(answer) = inner.lines.known_answer(&group.set, now) else { return true };
+            let Some(answer) = inner.coalescer.known_answer(&group.set, now) else { return true };
             inner.counters.remembered.fetch_add(group.waiters.len() as u64, Ordering::Relaxed);
             for waiter in group.waiters.drain(..) {
                 // Who has left meanwhile has taken nothing.
@@ -119,18 +119,18 @@ impl Call {
     }
 
     async fn answer_sets(&self, batch: SetBatch) -> Option<Box<Remembered>> {
-        let (inner, line) = (&self.turn.inner, &self.turn.line);
-        let call = SetCall::of(&batch, line);
-        let others = call.others(line);
-        let changes: Vec<_> = others.iter().map(|(member, _)| inner.lines.changes(member)).collect();
+        let (inner, queue_key) = (&self.turn.inner, &self.turn.queue_key);
+        let call = SetCall::of(&batch, queue_key);
+        let others = call.others(queue_key);
+        let changes: Vec<_> = others.iter().map(|(member, _)| inner.coalescer.changes(member)).collect();
         let asked = inner.ask_sets(&call, Instant::now() + self.limit.call_deadline).await;
         match asked {
             Ok(asked) => {
-                let told = asked.remembered(&call, |member| member.is_of(line));
+                let told = asked.remembered(&call, |member| member.is_of(queue_key));
                 let now = Instant::now();
                 for ((member, group), changes) in others.into_iter().zip(changes) {
                     if let Some(denied) = asked.remembered_of(&call, group, |it| std::ptr::eq(it, member)) {
-                        inner.lines.remember(member, denied, changes, now);
+                        inner.coalescer.remember(member, denied, changes, now);
                     }
                 }
                 let mut answers = asked.answers.into_iter();
@@ -154,7 +154,7 @@ impl Call {
     /// After a call: answers those whose denial is known now, and says who goes in the next call.
     fn next(&mut self, told: Option<Box<Remembered>>) -> Batch {
         let inner = &self.turn.inner;
-        let next = inner.lines.next(&self.turn.line, &self.limit.limit, told, Instant::now());
+        let next = inner.coalescer.next(&self.turn.queue_key, &self.limit.limit, told, Instant::now());
         self.turn.is_over = matches!(next.batch, Batch::Nobody);
         let known = next.denied.len() + next.denied_sets.len();
         inner.counters.remembered.fetch_add(known as u64, Ordering::Relaxed);
@@ -174,22 +174,23 @@ impl Call {
         steps: &[Step],
         deadline: Instant,
     ) -> (Result<Answers, StoreError>, Option<Box<Remembered>>) {
-        let Turn { inner, line, .. } = &self.turn;
+        let Turn { inner, queue_key, .. } = &self.turn;
         let changed = match steps {
             [Step::Reset] => {
-                let slot = inner.routes.slot(&line.key);
-                let forget = |_| protocol::forget(&line.key);
-                let called = inner.call(&line.key, slot, (line.hash.low, false), deadline, forget).await;
+                let slot = inner.routes.slot(&queue_key.key);
+                let forget = |_| protocol::forget(&queue_key.key);
+                let called =
+                    inner.call(&queue_key.key, slot, (queue_key.hash.low, false), deadline, forget).await;
                 called.map(|_| None)
             }
             [Step::Change(_), ..] => {
                 let changes: SmallVec<[Change; 1]> = steps.iter().filter_map(Step::change).collect();
-                let exchanged = inner.exchange(&self.limit, line, &Changes(&changes), deadline).await;
+                let exchanged = inner.exchange(&self.limit, queue_key, &Changes(&changes), deadline).await;
                 exchanged.map(|exchanged| exchanged.result)
             }
             _ => return self.ask(steps, deadline).await,
         };
-        inner.lines.changed(line);
+        inner.coalescer.changed(queue_key);
         let done = |number: Option<u64>| number.map_or(Done::Changed, Done::OutOfTurn);
         (changed.map(|number| SmallVec::from_elem(done(number), steps.len())), None)
     }
@@ -209,7 +210,8 @@ impl Call {
             .collect();
         // Leases end so long after this, on a clock that goes on while the machine is suspended.
         let asked = wanted(&questions).map(|_| inner.own_clock.exact_now());
-        let exchanged = inner.exchange(&self.limit, &self.turn.line, &Questions(&questions), deadline).await;
+        let exchanged =
+            inner.exchange(&self.limit, &self.turn.queue_key, &Questions(&questions), deadline).await;
         let Exchanged { result, sent, received } = match exchanged {
             Ok(exchanged) => exchanged,
             Err(why) => return (Err(why), None),
@@ -222,14 +224,14 @@ impl Call {
         let told = denied.then(|| Box::new(Remembered { memory, verdict: None, at: now, sent, received }));
         let answers = questions.iter().zip(decisions).map(|(question, decision)| {
             let lent = grant.zip(asked).filter(|_| matches!(question, Question::Borrow(..)));
-            Done::Answered(decision, lent.map(|(grant, sent)| Box::new(Lent { grant, sent })))
+            Done::Answered(decision, lent.map(|(grant, sent)| Box::new(LeaseGrant { grant, sent })))
         });
         (Ok(answers.collect()), told)
     }
 }
 
 /// The call of a set by the caller who found its lines free.
-pub(super) struct SetLead {
+pub(in crate::redis) struct SetLead {
     set: Arc<CheckSet>,
     /// For each of its lines that was free.
     calls: SmallVec<[Call; 4]>,
@@ -237,21 +239,26 @@ pub(super) struct SetLead {
 
 impl SetLead {
     /// `held` are the members whose lines were free, by number.
-    pub(super) fn new(inner: &Arc<Inner>, set: &Arc<CheckSet>, held: &[usize]) -> Self {
+    pub(in crate::redis) fn new(inner: &Arc<Inner>, set: &Arc<CheckSet>, held: &[usize]) -> Self {
         let calls = held.iter().map(|number| {
             let member = &set.members[*number];
-            Call::new(inner, &member.limit, member.line.clone())
+            Call::new(inner, &member.limit, member.queue_key.clone())
         });
         Self { calls: calls.collect(), set: Arc::clone(set) }
     }
 
     /// The call. Who has come meanwhile is left to the driver.
-    pub(super) async fn lead(self, inner: &Inner, deadline: Instant) -> Result<SetAnswer, StoreError> {
+    pub(in crate::redis) async fn lead(
+        self,
+        inner: &Inner,
+        deadline: Instant,
+    ) -> Result<SetAnswer, StoreError> {
         let call = SetCall::one(&self.set);
         let asked = inner.ask_sets(&call, deadline).await;
         for turn in self.calls {
-            let line = &turn.turn.line;
-            let told = asked.as_ref().ok().and_then(|it| it.remembered(&call, |member| member.is_of(line)));
+            let queue_key = &turn.turn.queue_key;
+            let told =
+                asked.as_ref().ok().and_then(|it| it.remembered(&call, |member| member.is_of(queue_key)));
             turn.end(told);
         }
         let SetsAsked { mut answers, undecided, .. } = asked?;
@@ -265,9 +272,9 @@ fn unanswered(undecided: Option<&StoreError>) -> StoreError {
 }
 
 /// What a call on sets has told, and between which instants.
-pub(super) struct SetsAsked {
+pub(in crate::redis) struct SetsAsked {
     /// In the order of the call.
-    pub(super) answers: Vec<SetAnswer>,
+    pub(in crate::redis) answers: Vec<SetAnswer>,
     /// Why there are fewer answers than sets, if there are.
     undecided: Option<StoreError>,
     memories: Vec<Memory>,

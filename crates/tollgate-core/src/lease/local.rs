@@ -74,7 +74,7 @@ impl Spent {
 
 /// What one node holds of one key.
 #[derive(Clone, Debug, Default)]
-pub struct Holding {
+pub struct LocalLease {
     leases: SmallVec<[Lease; 2]>,
     demand: Demand,
     /// Whether the state is being asked for more.
@@ -91,7 +91,7 @@ pub struct Holding {
     trip: Micros,
 }
 
-impl Holding {
+impl LocalLease {
     /// Decides on a request, at the node's time. `parts` is what [`LeaseTerms::parts`] says for all nodes. A caller who is ready to
     /// wait is not denied here: the state knows for how long.
     #[inline]

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout};
 
-use super::url::Address;
+use crate::redis::url::Address;
 
 /// For one attempt.
 const ASK_FOR: Duration = Duration::from_millis(400);
@@ -23,14 +23,14 @@ const FRESH_FOR: Duration = Duration::from_millis(200);
 
 /// What is known of a server that does not answer.
 #[derive(Default)]
-pub(super) struct Reach {
+pub(in crate::redis) struct Reach {
     kept: Option<TcpStream>,
     told: Option<(Instant, bool)>,
 }
 
 impl Reach {
     /// Whether the server can be reached.
-    pub(super) async fn ask(&mut self, address: &Address) -> bool {
+    pub(in crate::redis) async fn ask(&mut self, address: &Address) -> bool {
         if let Some((when, told)) = self.told
             && when.elapsed() < FRESH_FOR
         {
@@ -55,7 +55,7 @@ impl Reach {
     }
 
     /// The server answers again: what was kept for the question is let go.
-    pub(super) fn forget(&mut self) {
+    pub(in crate::redis) fn forget(&mut self) {
         (self.kept, self.told) = (None, None);
     }
 

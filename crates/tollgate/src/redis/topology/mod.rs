@@ -1,6 +1,9 @@
 //! Which server decides on a key, and the call to it. One server, a primary that sentinels know, and the primaries of a
 //! cluster differ only in how they are found.
 
+mod discovery;
+mod slot;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +14,13 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::BreakerState;
 
-use super::error::{Fault, Redirect, StoreError, connect_error, fault};
-use super::fuse::Crossing;
-use super::node::{Bearings, Entry, Node, single};
-use super::protocol::Command;
-use super::slot::{SLOTS, slot_of};
-use super::url::{Address, Shape};
 use crate::deadline::within;
+use crate::redis::error::{Fault, Redirect, StoreError, connect_error, fault};
+use crate::redis::protocol::Command;
+use crate::redis::server::breaker::BreakerPermit;
+use crate::redis::server::{ConnectOptions, Server, ServerContext, single};
+use crate::redis::topology::slot::{SLOTS, slot_of};
+use crate::redis::url::{Address, Shape};
 use crate::tasks::Tasks;
 
 /// Redirects that one call follows. A cluster that sends a call in circles is one that is changing hands.
@@ -34,26 +37,26 @@ const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
 const NOBODY: u16 = u16::MAX;
 
 /// The servers of a store.
-pub(super) struct Routes {
-    pub(super) shape: Shape,
-    pub(super) seeds: Vec<Address>,
-    pub(super) entry: Arc<Entry>,
+pub(in crate::redis) struct Routes {
+    pub(in crate::redis) shape: Shape,
+    pub(in crate::redis) seeds: Vec<Address>,
+    pub(in crate::redis) options: Arc<ConnectOptions>,
     /// Sentinels have users of their own.
-    pub(super) sentinel_entry: Entry,
-    pub(super) table: RwLock<Table>,
+    pub(in crate::redis) sentinel_options: ConnectOptions,
+    pub(in crate::redis) table: RwLock<Table>,
     /// Told when the table is another one.
-    pub(super) changed: Notify,
+    pub(in crate::redis) changed: Notify,
     /// Told when the table may be wrong.
-    pub(super) doubt: Arc<Notify>,
+    pub(in crate::redis) doubt: Arc<Notify>,
     tasks: Tasks,
 }
 
-pub(super) struct Table {
-    pub(super) nodes: Vec<Arc<Node>>,
-    /// The node of each slot. A store that is no cluster has one slot.
+pub(in crate::redis) struct Table {
+    pub(in crate::redis) servers: Vec<Arc<Server>>,
+    /// The server of each slot. A store that is no cluster has one slot.
     slots: Vec<u16>,
     /// Why nobody is known, once that was found out.
-    pub(super) why: Option<StoreError>,
+    pub(in crate::redis) why: Option<StoreError>,
 }
 
 /// One server of a store.
@@ -70,25 +73,25 @@ pub struct ServerStatus {
 }
 
 /// What a server answered, and between which instants it did.
-pub(super) struct Reply {
-    pub(super) value: Value,
-    pub(super) sent: Instant,
-    pub(super) received: Instant,
+pub(in crate::redis) struct Reply {
+    pub(in crate::redis) value: Value,
+    pub(in crate::redis) sent: Instant,
+    pub(in crate::redis) received: Instant,
 }
 
 impl Routes {
-    pub(super) fn new(
+    pub(in crate::redis) fn new(
         shape: Shape,
         seeds: Vec<Address>,
-        entry: Entry,
-        sentinel_entry: Entry,
+        options: ConnectOptions,
+        sentinel_options: ConnectOptions,
         tasks: Tasks,
     ) -> Arc<Self> {
         let slots = if shape == Shape::Cluster { SLOTS } else { 1 };
         let routes = Arc::new(Self {
-            entry: Arc::new(entry),
-            sentinel_entry,
-            table: RwLock::new(Table { nodes: Vec::new(), slots: vec![NOBODY; slots], why: None }),
+            options: Arc::new(options),
+            sentinel_options,
+            table: RwLock::new(Table { servers: Vec::new(), slots: vec![NOBODY; slots], why: None }),
             changed: Notify::new(),
             doubt: Arc::new(Notify::new()),
             tasks,
@@ -122,75 +125,75 @@ impl Routes {
     }
 
     /// The slot of a key in this store.
-    pub(super) fn slot(&self, key: &str) -> u16 {
+    pub(in crate::redis) fn slot(&self, key: &str) -> u16 {
         if self.shape == Shape::Cluster { slot_of(key) } else { 0 }
     }
 
     /// Whether any decision can be had from every server that is known, or why not.
-    pub(super) fn health(&self) -> Result<(), StoreError> {
+    pub(in crate::redis) fn health(&self) -> Result<(), StoreError> {
         let table = self.table.read();
-        match (table.nodes.as_slice(), &table.why) {
+        match (table.servers.as_slice(), &table.why) {
             ([], Some(why)) => Err(why.clone()),
             ([], None) => Err(self.not_yet()),
-            (nodes, _) => nodes.iter().try_for_each(|node| node.health()),
+            (servers, _) => servers.iter().try_for_each(|server| server.health()),
         }
     }
 
     /// Whether the server of a slot is known and can be asked.
-    pub(super) fn is_available(&self, slot: u16) -> bool {
+    pub(in crate::redis) fn is_available(&self, slot: u16) -> bool {
         let table = self.table.read();
         let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
-        table.nodes.get(usize::from(number)).is_some_and(|node| node.health().is_ok())
+        table.servers.get(usize::from(number)).is_some_and(|server| server.health().is_ok())
     }
 
     /// The servers that are known, and what their breakers do.
-    pub(super) fn servers(&self) -> Vec<ServerStatus> {
+    pub(in crate::redis) fn servers(&self) -> Vec<ServerStatus> {
         let table = self.table.read();
-        let status = |node: &Arc<Node>| ServerStatus {
-            server: Arc::clone(&node.name),
-            breaker: node.fuse.state(),
-            opened: node.fuse.opened(),
-            evicts_by: node.evicts_by(),
+        let status = |server: &Arc<Server>| ServerStatus {
+            server: Arc::clone(&server.name),
+            breaker: server.breaker.state(),
+            opened: server.breaker.opened(),
+            evicts_by: server.evicts_by(),
         };
-        table.nodes.iter().map(status).collect()
+        table.servers.iter().map(status).collect()
     }
 
     /// A limit relies on it that failovers are seen.
-    pub(super) fn want_takeovers(&self) {
-        if let Some(takeovers) = &self.entry.takeovers {
-            takeovers.want();
+    pub(in crate::redis) fn watch_failovers(&self) {
+        if let Some(failovers) = &self.options.failovers {
+            failovers.want();
         }
     }
 
-    pub(super) fn not_yet(&self) -> StoreError {
+    pub(in crate::redis) fn not_yet(&self) -> StoreError {
         let server = self.seeds.first().map_or_else(String::new, Address::to_string);
         StoreError::Unreachable { server: server.into(), why: "the store is still being found".into() }
     }
 
     /// Calls the server of `slot`. Follows redirects and repeats what did not run; nothing that may have run is repeated.
-    pub(super) async fn call(
+    pub(in crate::redis) async fn call(
         &self,
         key: &str,
         slot: u16,
         (hash, needs_time): (u64, bool),
         deadline: Instant,
-        command: impl Fn(Bearings) -> Command,
+        command: impl Fn(ServerContext) -> Command,
     ) -> Result<Reply, StoreError> {
         let begun = Instant::now();
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
         // Who waits less long than the store may take has only given up: that says nothing of the server.
-        let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.entry.patience;
-        let mut node = match self.known_node(slot) {
-            Some(node) => node,
+        let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.options.patience;
+        let mut server = match self.known_node(slot) {
+            Some(server) => server,
             // What is seldom waited for is boxed here and below: a call is as large as its largest wait.
-            None => Box::pin(self.node(slot, deadline)).await?,
+            None => Box::pin(self.server(slot, deadline)).await?,
         };
         let (mut asking, mut redirects, mut reloads, mut corrections) = (false, 0, 0, 0);
-        let mut held: Option<Crossing> = None;
+        let mut held: Option<BreakerPermit> = None;
         loop {
-            let at = Arc::clone(&node);
-            let crossing = match held.take() {
-                Some(crossing) => crossing,
+            let at = Arc::clone(&server);
+            let permit = match held.take() {
+                Some(permit) => permit,
                 // Where no call goes through, or there is no connection, there may be another owner by now.
                 None => at.permit(hash, begun).inspect_err(|_| self.doubt.notify_one())?,
             };
@@ -203,12 +206,12 @@ impl Routes {
                 Err(why) => {
                     self.doubt.notify_one();
                     if is_patient {
-                        crossing.failed(&why);
+                        permit.failed(&why);
                     }
                     return Err(why);
                 }
             };
-            let Command { said, script, .. } = command(at.bearings(needs_time));
+            let Command { said, script, .. } = command(at.context(needs_time));
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
             let answer = match asking {
@@ -221,7 +224,7 @@ impl Routes {
             let error = match answer {
                 Ok(Ok(value)) => {
                     let received = Instant::now();
-                    crossing.succeeded_at(received);
+                    permit.succeeded_at(received);
                     return Ok(Reply { value, sent, received });
                 }
                 Ok(Err(error)) => error,
@@ -229,7 +232,7 @@ impl Routes {
                     at.unanswered(&borrowed);
                     let why = late();
                     if is_patient {
-                        crossing.failed(&why);
+                        permit.failed(&why);
                     }
                     return Err(why);
                 }
@@ -243,7 +246,7 @@ impl Routes {
                     let load = Box::pin(at.reload(script, &mut borrowed, sent));
                     match timeout_at(deadline, load).await {
                         Ok(Ok(())) => {
-                            held = Some(crossing);
+                            held = Some(permit);
                             continue;
                         }
                         Ok(Err(error)) => match fault(&error, &at.name, key) {
@@ -268,16 +271,16 @@ impl Routes {
                 }
                 (Fault::Moved(redirect), _) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
-                    node = self.moved(&redirect, &at);
-                    crossing.succeeded();
+                    server = self.moved(&redirect, &at);
+                    permit.succeeded();
                     continue;
                 }
                 (Fault::Ask(redirect), _) if redirects < REDIRECTS_MAX => {
                     redirects += 1;
                     asking = true;
-                    node = self.adopt(&redirect.address(&at));
-                    node.ask();
-                    crossing.succeeded();
+                    server = self.adopt(&redirect.address(&at));
+                    server.ask();
+                    permit.succeeded();
                     continue;
                 }
                 (Fault::Moved(_) | Fault::Ask(_), _) => {
@@ -289,7 +292,7 @@ impl Routes {
                     corrections += 1;
                     asking = redirects > 0;
                     at.set_clock(us);
-                    crossing.succeeded();
+                    permit.succeeded();
                     continue;
                 }
                 (Fault::OtherTime(_), _) => {
@@ -298,7 +301,7 @@ impl Routes {
                 }
                 (Fault::TryAgain, _) => {
                     asking = redirects > 0;
-                    crossing.succeeded();
+                    permit.succeeded();
                     Box::pin(timeout_at(deadline, sleep(TRY_AGAIN_PAUSE))).await.map_err(|_| late())?;
                     continue;
                 }
@@ -314,7 +317,7 @@ impl Routes {
                 }
                 // A key that is not ours says nothing of its server.
                 (Fault::Answered(why @ StoreError::Foreign { .. }), _) => {
-                    crossing.succeeded();
+                    permit.succeeded();
                     return Err(why);
                 }
                 (Fault::Answered(why), _) => {
@@ -324,7 +327,7 @@ impl Routes {
                     why
                 }
             };
-            crossing.failed(&why);
+            permit.failed(&why);
             return Err(why);
         }
     }
@@ -332,17 +335,17 @@ impl Routes {
     /// Says something to the server of a key that nobody waits for. It goes past the breaker and does not count against the
     /// server; that something was written counts for it, so that a breaker closes even where nobody asks. (A server without memory, or one
     /// that has become a replica, still answers those who only read.) What is redirected is said to the right one next time.
-    pub(super) async fn tell(
+    pub(in crate::redis) async fn send(
         &self,
         key: &str,
         deadline: Instant,
-        command: impl Fn(Bearings) -> Command,
+        command: impl Fn(ServerContext) -> Command,
     ) -> Result<Value, StoreError> {
         let began = Instant::now();
         let late = |_| StoreError::Timeout(deadline - began);
-        let node = self.node(self.slot(key), deadline).await?;
-        let mut borrowed = node.borrow(0, deadline).await?;
-        let Command { said, script, writes } = command(node.bearings(false));
+        let server = self.server(self.slot(key), deadline).await?;
+        let mut borrowed = server.borrow(0, deadline).await?;
+        let Command { said, script, writes } = command(server.context(false));
         let mut is_reloaded = false;
         loop {
             let sent = Instant::now();
@@ -350,50 +353,50 @@ impl Routes {
             let error = match single(answer.map_err(late)?) {
                 Ok(value) => {
                     if writes {
-                        node.fuse.told();
+                        server.breaker.record_background_success();
                     }
                     return Ok(value);
                 }
                 Err(error) => error,
             };
-            let why = match (fault(&error, &node.name, key), script) {
+            let why = match (fault(&error, &server.name, key), script) {
                 (Fault::NoScript, Some(script)) if !is_reloaded => {
                     is_reloaded = true;
-                    let reloaded = timeout_at(deadline, node.reload(script, &mut borrowed, sent)).await;
+                    let reloaded = timeout_at(deadline, server.reload(script, &mut borrowed, sent)).await;
                     match reloaded.map_err(late)? {
                         Ok(()) => continue,
-                        Err(error) => connect_error(&error, &node.name),
+                        Err(error) => connect_error(&error, &server.name),
                     }
                 }
                 (Fault::Moved(redirect), _) => {
-                    self.moved(&redirect, &node);
+                    self.moved(&redirect, &server);
                     self.not_yet()
                 }
                 (Fault::Broken(why) | Fault::Demoted(why) | Fault::Answered(why), _) => why,
                 (Fault::NoScript | Fault::Ask(_) | Fault::TryAgain | Fault::OtherTime(_), _) => {
-                    connect_error(&error, &node.name)
+                    connect_error(&error, &server.name)
                 }
             };
             return Err(why);
         }
     }
 
-    /// The node of a slot, if one is known.
-    fn known_node(&self, slot: u16) -> Option<Arc<Node>> {
+    /// The server of a slot, if one is known.
+    fn known_node(&self, slot: u16) -> Option<Arc<Server>> {
         let table = self.table.read();
         let number = *table.slots.get(usize::from(slot))?;
-        table.nodes.get(usize::from(number)).map(Arc::clone)
+        table.servers.get(usize::from(number)).map(Arc::clone)
     }
 
-    /// The node of a slot, as soon as one is known.
-    async fn node(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, StoreError> {
+    /// The server of a slot, as soon as one is known.
+    async fn server(&self, slot: u16, deadline: Instant) -> Result<Arc<Server>, StoreError> {
         loop {
             let changed = self.changed.notified();
             {
                 let table = self.table.read();
                 let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
-                match (table.nodes.get(usize::from(number)), &table.why) {
-                    (Some(node), _) => return Ok(Arc::clone(node)),
+                match (table.servers.get(usize::from(number)), &table.why) {
+                    (Some(server), _) => return Ok(Arc::clone(server)),
                     (None, Some(why)) => {
                         self.doubt.notify_one();
                         return Err(why.clone());
@@ -407,41 +410,42 @@ impl Routes {
         }
     }
 
-    /// The node at an address, which is known from now on.
-    fn adopt(&self, address: &Address) -> Arc<Node> {
+    /// The server at an address, which is known from now on.
+    fn adopt(&self, address: &Address) -> Arc<Server> {
         let mut table = self.table.write();
-        if let Some(node) = table.nodes.iter().find(|node| node.address == *address) {
-            return Arc::clone(node);
+        if let Some(server) = table.servers.iter().find(|server| server.address == *address) {
+            return Arc::clone(server);
         }
-        let node = Arc::new(Node::new(address.clone(), Arc::clone(&self.entry), Arc::clone(&self.doubt)));
-        for lane in 0..node.lanes() {
-            let node = Arc::clone(&node);
-            self.tasks.keep_running(move || Arc::clone(&node).keep_open(lane));
+        let server =
+            Arc::new(Server::new(address.clone(), Arc::clone(&self.options), Arc::clone(&self.doubt)));
+        for pooled in 0..server.pool_size() {
+            let server = Arc::clone(&server);
+            self.tasks.keep_running(move || Arc::clone(&server).keep_open(pooled));
         }
-        table.nodes.push(Arc::clone(&node));
-        node
+        table.servers.push(Arc::clone(&server));
+        server
     }
 
     /// A slot has a new owner.
-    fn moved(&self, redirect: &Redirect, by: &Node) -> Arc<Node> {
-        let node = self.adopt(&redirect.address(by));
+    fn moved(&self, redirect: &Redirect, by: &Server) -> Arc<Server> {
+        let server = self.adopt(&redirect.address(by));
         let mut table = self.table.write();
-        let number = table.nodes.iter().position(|known| Arc::ptr_eq(known, &node));
+        let number = table.servers.iter().position(|known| Arc::ptr_eq(known, &server));
         if let (Some(number), Some(owner)) = (number, table.slots.get_mut(usize::from(redirect.slot))) {
             *owner = number as u16;
         }
         // Its neighbours have probably moved as well.
         self.doubt.notify_one();
-        node
+        server
     }
 
     /// The table as it was found. Nodes without slots are let go.
-    pub(super) fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
+    pub(in crate::redis) fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
         let mut slots = vec![NOBODY; self.table.read().slots.len()];
         for (address, range) in &found {
-            let node = self.adopt(address);
+            let server = self.adopt(address);
             let table = self.table.read();
-            if let Some(number) = table.nodes.iter().position(|known| Arc::ptr_eq(known, &node)) {
+            if let Some(number) = table.servers.iter().position(|known| Arc::ptr_eq(known, &server)) {
                 for slot in range.clone() {
                     if let Some(owner) = slots.get_mut(usize::from(slot)) {
                         *owner = number as u16;
@@ -452,9 +456,9 @@ impl Routes {
         let mut table = self.table.write();
         let table = &mut *table;
         let kept: Vec<_> = table
-            .nodes
+            .servers
             .iter()
-            .map(|node| node.is_asked() || found.iter().any(|(address, _)| *address == node.address))
+            .map(|server| server.is_asked() || found.iter().any(|(address, _)| *address == server.address))
             .collect();
         let mut numbers = Vec::with_capacity(kept.len());
         let mut next = 0;
@@ -462,12 +466,12 @@ impl Routes {
             numbers.push(if *kept { next } else { NOBODY });
             next += u16::from(*kept);
         }
-        for (node, _) in table.nodes.iter().zip(&kept).filter(|(_, kept)| !**kept) {
-            tracing::info!(server = %node.name, "no longer a primary of the store");
-            node.retired.cancel();
+        for (server, _) in table.servers.iter().zip(&kept).filter(|(_, kept)| !**kept) {
+            tracing::info!(server = %server.name, "no longer a primary of the store");
+            server.retired.cancel();
         }
         let mut kept = kept.into_iter();
-        table.nodes.retain(|_| kept.next().unwrap_or(false));
+        table.servers.retain(|_| kept.next().unwrap_or(false));
         for slot in &mut slots {
             *slot = numbers.get(usize::from(*slot)).copied().unwrap_or(NOBODY);
         }
@@ -482,13 +486,13 @@ impl Routes {
 }
 
 impl Redirect {
-    fn address(&self, by: &Node) -> Address {
+    fn address(&self, by: &Server) -> Address {
         Address::Tcp { host: host_or(&self.host, &by.address), port: self.port }
     }
 }
 
 /// The host that was named, or that of the one who named none.
-pub(super) fn host_or(named: &str, by: &Address) -> String {
+pub(in crate::redis) fn host_or(named: &str, by: &Address) -> String {
     match by {
         Address::Tcp { host, .. } if named.is_empty() || named == "?" => host.clone(),
         Address::Tcp { .. } | Address::Unix(_) => named.to_owned(),

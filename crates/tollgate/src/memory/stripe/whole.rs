@@ -2,16 +2,16 @@
 
 use tollgate_core::State;
 
-use super::super::cell::Cell;
 use super::super::numbers::CARRIED;
-use super::{Asker, Found, Shard, Slot, word};
+use super::super::slot_codec::SlotCodec;
+use super::{Asker, Found, Slot, Stripe, word};
 
-impl Shard {
+impl Stripe {
     /// Runs `change` on the state of a key with all that is beside it, carried over if it was another limit's, or on a fresh one.
     /// A caller that `takes` is told how long to wait under its own limit, so that limit holds from now on, even after a denial.
     #[cold]
     #[inline(never)]
-    pub(in super::super) fn update_whole<A: Cell, R>(
+    pub(in super::super) fn update_whole<A: SlotCodec, R>(
         &mut self,
         asker: Asker<'_>,
         algorithm: &A,
@@ -46,7 +46,7 @@ impl Shard {
 }
 
 /// Runs `change` on the state of a key that was never used: such a key has room for every request, so nothing comes beside it.
-fn change_own<A: Cell, R>(own: &mut A::State, change: impl FnOnce(&mut State) -> R) -> R {
+fn change_own<A: SlotCodec, R>(own: &mut A::State, change: impl FnOnce(&mut State) -> R) -> R {
     let mut state = A::whole(own.clone());
     let result = change(&mut state);
     if let Some(changed) = A::own(state.into_plain().0) {
@@ -56,7 +56,7 @@ fn change_own<A: Cell, R>(own: &mut A::State, change: impl FnOnce(&mut State) ->
 }
 
 /// Runs `change` on the state of an algorithm that a state of any is.
-pub(super) fn as_own<A: Cell, R>(
+pub(super) fn as_own<A: SlotCodec, R>(
     state: &mut State,
     algorithm: &A,
     asker: Asker<'_>,

@@ -5,7 +5,7 @@ use tollgate_core::algorithm::{
     Algorithm, BucketState, CalendarQuota, CalendarState, CounterState, FixedWindow, IntervalBucket,
     IntervalState, LeakyBucket, LogState, SlidingCounter, SlidingLog, TokenBucket, WindowState,
 };
-use tollgate_core::{Limit, Standing, State, Timestamp};
+use tollgate_core::{Limit, State, Status, Timestamp};
 
 use super::LimitNumber;
 
@@ -22,15 +22,15 @@ const TIME_BITS: u32 = 53;
 const IN_HEAP: Bits = 1 << (AMOUNT_BITS - 1);
 
 /// An algorithm whose states can be held by a slot.
-pub(super) trait Cell: Algorithm {
-    /// What it takes to tell where a key stands once its shard is free again: a copy of a small state, or the answer.
+pub(super) trait SlotCodec: Algorithm {
+    /// What it takes to tell where a key stands once its stripe is free again: a copy of a small state, or the answer.
     type Snapshot;
 
-    /// Taken while the shard is held.
+    /// Taken while the stripe is held.
     fn snapshot(&self, state: &Self::State, now: Timestamp) -> Self::Snapshot;
 
-    /// Worked out when the shard is free again, and only if somebody reads it.
-    fn standing_of(&self, snapshot: Self::Snapshot, now: Timestamp) -> Standing;
+    /// Worked out when the stripe is free again, and only if somebody reads it.
+    fn status_of(&self, snapshot: Self::Snapshot, now: Timestamp) -> Status;
 
     /// The state that the bits stand for.
     fn load(&self, bits: Bits, heap: &Heap) -> Self::State;
@@ -166,7 +166,7 @@ const fn unpack(bits: Bits) -> (i64, i64) {
 /// What the states of two numbers have in common.
 macro_rules! two_numbers {
     ($algorithm:ty, $variant:ident, $state:ident { $amount:ident, $time:ident }) => {
-        impl Cell for $algorithm {
+        impl SlotCodec for $algorithm {
             type Snapshot = $state;
 
             #[inline]
@@ -175,8 +175,8 @@ macro_rules! two_numbers {
             }
 
             #[inline]
-            fn standing_of(&self, snapshot: $state, now: Timestamp) -> Standing {
-                self.standing(&snapshot, now)
+            fn status_of(&self, snapshot: $state, now: Timestamp) -> Status {
+                self.status(&snapshot, now)
             }
 
             #[inline]
@@ -220,14 +220,14 @@ two_numbers!(IntervalBucket, Interval, IntervalState { tokens, last });
 two_numbers!(FixedWindow, Window, WindowState { count, window });
 two_numbers!(CalendarQuota, Calendar, CalendarState { count, end });
 
-impl Cell for SlidingLog {
-    type Snapshot = Standing;
+impl SlotCodec for SlidingLog {
+    type Snapshot = Status;
 
-    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Standing {
-        self.standing(state, now)
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Status {
+        self.status(state, now)
     }
 
-    fn standing_of(&self, snapshot: Standing, _: Timestamp) -> Standing {
+    fn status_of(&self, snapshot: Status, _: Timestamp) -> Status {
         snapshot
     }
 
@@ -274,14 +274,14 @@ impl Cell for SlidingLog {
 /// Bits of a count that is held in a slot: two of them fit below [`IN_HEAP`]. Larger ones go beside the table.
 const COUNT_BITS: u32 = 29;
 
-impl Cell for SlidingCounter {
-    type Snapshot = Standing;
+impl SlotCodec for SlidingCounter {
+    type Snapshot = Status;
 
-    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Standing {
-        self.standing(state, now)
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> Status {
+        self.status(state, now)
     }
 
-    fn standing_of(&self, snapshot: Standing, _: Timestamp) -> Standing {
+    fn status_of(&self, snapshot: Status, _: Timestamp) -> Status {
         snapshot
     }
 
@@ -389,15 +389,15 @@ pub(super) fn full_at(limit: &Limit, bits: Bits, heap: &Heap) -> Timestamp {
 /// What a key of a `limit` could still take.
 pub(super) fn remaining(limit: &Limit, bits: Bits, heap: &Heap, now: Timestamp) -> u64 {
     match limit {
-        Limit::TokenBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
-        Limit::IntervalBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
-        Limit::LeakyBucket(it) => it.standing(&it.load(bits, heap), now).remaining,
-        Limit::FixedWindow(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::TokenBucket(it) => it.status(&it.load(bits, heap), now).remaining,
+        Limit::IntervalBucket(it) => it.status(&it.load(bits, heap), now).remaining,
+        Limit::LeakyBucket(it) => it.status(&it.load(bits, heap), now).remaining,
+        Limit::FixedWindow(it) => it.status(&it.load(bits, heap), now).remaining,
         Limit::SlidingLog(it) => match heap.get(bits) {
-            Heavy::Log(log) => it.standing(log, now).remaining,
+            Heavy::Log(log) => it.status(log, now).remaining,
             Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => it.limit(),
         },
-        Limit::SlidingCounter(it) => it.standing(&it.load(bits, heap), now).remaining,
-        Limit::CalendarQuota(it) => it.standing(&it.load(bits, heap), now).remaining,
+        Limit::SlidingCounter(it) => it.status(&it.load(bits, heap), now).remaining,
+        Limit::CalendarQuota(it) => it.status(&it.load(bits, heap), now).remaining,
     }
 }

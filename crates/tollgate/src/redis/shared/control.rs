@@ -11,10 +11,10 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::error::StoreError;
-use super::node::Bearings;
-use super::protocol::{self, Command, VersionedChange};
-use super::{Inner, RedisEngine};
+use crate::redis::error::StoreError;
+use crate::redis::protocol::{self, Command, VersionedChange};
+use crate::redis::server::ServerContext;
+use crate::redis::{Inner, RedisEngine};
 
 /// Nobody's request waits for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ impl Version {
 
 /// What has changed since a node last asked.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct News {
+pub struct ControlUpdate {
     /// The version of the policy in the store. A lower number than the node knows: the store has lost it.
     pub policy_version: Version,
     /// The policy, if it is news; empty if it was withdrawn.
@@ -105,7 +105,7 @@ impl RedisEngine {
 
 impl Control {
     /// What has changed since the node knew these versions.
-    pub async fn news(&self, policy: &Version, tiers: &Version) -> Result<News, StoreError> {
+    pub async fn news(&self, policy: &Version, tiers: &Version) -> Result<ControlUpdate, StoreError> {
         let (policy_version, text) = self.changed_policy(policy).await?;
         let mut news = self.changed_tiers(tiers).await?;
         (news.policy_version, news.policy) = (policy_version, text);
@@ -124,10 +124,10 @@ impl Control {
     }
 
     /// The version of the tiers, and which of them have changed.
-    async fn changed_tiers(&self, known: &Version) -> Result<News, StoreError> {
+    async fn changed_tiers(&self, known: &Version) -> Result<ControlUpdate, StoreError> {
         let (stored, _) = self.read(TIERS, &[]).await?;
         if !stored.is_news(known) {
-            return Ok(News { tiers_version: stored, ..News::default() });
+            return Ok(ControlUpdate { tiers_version: stored, ..ControlUpdate::default() });
         }
         if known.number > 0 && (1..CHANGES_KEPT).contains(&stored.number.saturating_sub(known.number)) {
             let mut names = vec![epoch_field(known.number)];
@@ -138,11 +138,16 @@ impl Control {
                 changes.into_iter().map(|line| AssignedTier::from_line(&line?)).collect();
             // Changes follow on what the node knows only if that is in the history of the store.
             if let (Some(tiers), true) = (tiers, version == stored && epoch.as_ref() == Some(&known.epoch)) {
-                return Ok(News { tiers_version: version, has_tiers: true, tiers, ..News::default() });
+                return Ok(ControlUpdate {
+                    tiers_version: version,
+                    has_tiers: true,
+                    tiers,
+                    ..ControlUpdate::default()
+                });
             }
         }
         let all = texts(self.say(|| protocol::all_fields(&self.keys[TIERS])).await?)?;
-        let mut news = News { has_tiers: true, all_tiers: true, ..News::default() };
+        let mut news = ControlUpdate { has_tiers: true, all_tiers: true, ..ControlUpdate::default() };
         for (field, value) in all.iter().step_by(2).zip(all.iter().skip(1).step_by(2)) {
             let (Some(field), Some(value)) = (field, value) else { continue };
             match field.split_once(' ') {
@@ -279,7 +284,7 @@ impl Control {
     /// Past the breaker, which is there for the sake of requests: this is said rarely, and somebody waits for it to be done.
     async fn say(&self, command: impl Fn() -> Command) -> Result<Value, StoreError> {
         let deadline = Instant::now() + ANSWERED_WITHIN;
-        self.inner.routes.tell(&self.keys[POLICY], deadline, |_: Bearings| command()).await
+        self.inner.routes.send(&self.keys[POLICY], deadline, |_: ServerContext| command()).await
     }
 }
 

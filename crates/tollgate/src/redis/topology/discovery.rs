@@ -1,4 +1,4 @@
-//! Who is who: which server is the primary, which has which slots. Found out from sentinels, and from the nodes of a cluster.
+//! Who is who: which server is the primary, which has which slots. Found out from sentinels, and from the servers of a cluster.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use futures_util::StreamExt;
 use redis::{Cmd, RedisResult, Value};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::error::{StoreError, connect_error, is_refusal};
-use super::node::{PAUSE_MAX, PAUSE_REFUSED, jittered, single};
-use super::routes::{Routes, host_or};
-use super::url::{Address, Shape};
+use crate::redis::error::{StoreError, connect_error, is_refusal};
+use crate::redis::server::{PAUSE_MAX, PAUSE_REFUSED, jittered, single};
+use crate::redis::topology::{Routes, host_or};
+use crate::redis::url::{Address, Shape};
 
 /// Between two looks at who is who, however many have asked for one.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
@@ -22,7 +22,7 @@ const SUBSCRIBE_EVERY: Duration = Duration::from_secs(60);
 
 impl Routes {
     /// Finds out who is who, again and again.
-    pub(super) async fn keep_looking(self: Arc<Self>) {
+    pub(in crate::redis) async fn keep_looking(self: Arc<Self>) {
         let mut said: Option<String> = None;
         let mut pause = LOOK_PAUSE;
         // Nobody's word is taken for ever: each look begins with the next one.
@@ -67,13 +67,13 @@ impl Routes {
         for sentinel in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
             let name: Arc<str> = sentinel.to_string().into();
             let ask = async {
-                let mut connection = self.sentinel_entry.connect(sentinel).await?;
+                let mut connection = self.sentinel_options.connect(sentinel).await?;
                 let mut ask = Cmd::new();
                 ask.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
                 let answer = single(connection.send_packed_command(&ask).await)?;
                 Ok(redis::from_redis_value::<Option<(String, u16)>>(answer)?)
             };
-            why = match timeout(self.sentinel_entry.connect_timeout, ask).await {
+            why = match timeout(self.sentinel_options.connect_timeout, ask).await {
                 Ok(Ok(Some((host, port)))) => return Ok(Address::Tcp { host, port }),
                 Ok(Ok(None)) => StoreError::Refused {
                     server: name,
@@ -88,15 +88,15 @@ impl Routes {
     }
 
     /// Listens to one sentinel for as long as the engine lives: a new primary is followed at once.
-    pub(super) async fn watch_switches(self: Arc<Self>, sentinel: Address, master: String) {
+    pub(in crate::redis) async fn watch_switches(self: Arc<Self>, sentinel: Address, master: String) {
         loop {
             let subscribe = async {
-                let mut events = self.sentinel_entry.client(&sentinel)?.get_async_pubsub().await?;
+                let mut events = self.sentinel_options.client(&sentinel)?.get_async_pubsub().await?;
                 events.subscribe("+switch-master").await?;
                 RedisResult::Ok(events)
             };
             let mut pause = PAUSE_MAX;
-            let subscribed = timeout(self.sentinel_entry.connect_timeout, subscribe).await;
+            let subscribed = timeout(self.sentinel_options.connect_timeout, subscribe).await;
             if matches!(&subscribed, Ok(Err(error)) if is_refusal(error)) {
                 pause = PAUSE_REFUSED;
             }
@@ -115,17 +115,19 @@ impl Routes {
         }
     }
 
-    /// Asks one node after another who has which slots.
+    /// Asks one server after another who has which slots.
     async fn find_slots(&self, first: usize) -> Result<Vec<(Address, RangeInclusive<u16>)>, StoreError> {
         let mut ask = Cmd::new();
         ask.arg("CLUSTER").arg("SLOTS");
-        let deadline = || Instant::now() + self.entry.connect_timeout;
-        let known: Vec<_> = self.table.read().nodes.clone();
-        for node in known.iter().cycle().skip(first).take(known.len()).filter(|node| node.health().is_ok()) {
-            let Ok(mut borrowed) = node.borrow(0, deadline()).await else { continue };
+        let deadline = || Instant::now() + self.options.connect_timeout;
+        let known: Vec<_> = self.table.read().servers.clone();
+        for server in
+            known.iter().cycle().skip(first).take(known.len()).filter(|server| server.health().is_ok())
+        {
+            let Ok(mut borrowed) = server.borrow(0, deadline()).await else { continue };
             let answer = timeout_at(deadline(), borrowed.connection.send_packed_command(&ask)).await;
             if let Ok(Ok(slots)) = answer.map(single)
-                && let Some(found) = owners(slots, &node.address).filter(|found| !found.is_empty())
+                && let Some(found) = owners(slots, &server.address).filter(|found| !found.is_empty())
             {
                 return Ok(found);
             }
@@ -134,7 +136,7 @@ impl Routes {
         for seed in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
             let name: Arc<str> = seed.to_string().into();
             let asked = async {
-                let mut connection = self.entry.connect(seed).await?;
+                let mut connection = self.options.connect(seed).await?;
                 single(connection.send_packed_command(&ask).await)
             };
             why = match timeout_at(deadline(), asked).await {

@@ -199,7 +199,7 @@ impl Run {
     /// The state as a limit finds it.
     fn state(&self, limit: &Limit) -> State {
         match &self.key {
-            Some((from, state)) => limit.carry_over(from, state.clone(), self.now),
+            Some((from, state)) => limit.migrate(from, state.clone(), self.now),
             None => limit.fresh(self.now),
         }
     }
@@ -331,15 +331,15 @@ proptest! {
         for step in &steps {
             run.step(step)?;
             let (Some((from, state)), limit) = (run.key.clone(), run.limit(to)) else { continue };
-            let used = from.size() - from.standing(&state, run.now).remaining;
-            let carried = limit.carry_over(&from, state.clone(), run.now);
-            let remaining = limit.standing(&carried, run.now).remaining;
+            let used = from.size() - from.status(&state, run.now).remaining;
+            let carried = limit.migrate(&from, state.clone(), run.now);
+            let remaining = limit.status(&carried, run.now).remaining;
             if counts_alike(&limit, &from) {
                 prop_assert!(remaining <= limit.size() - used.min(limit.size()), "{used} used, {remaining} left: {carried:?}");
             }
             // And back: nothing is won, and nothing is lost but a fraction of a permit. (What had come back beside something that
             // still lies over pays for that first.)
-            let back = from.standing(&from.carry_over(&limit, carried, run.now), run.now).remaining;
+            let back = from.status(&from.migrate(&limit, carried, run.now), run.now).remaining;
             let before = from.size() - used;
             prop_assert!(back <= before, "{back} after {before}");
             let exact = match &from {
@@ -507,10 +507,10 @@ proptest! {
         // After 35 years it is forgotten.
         prop_assume!(full_at.since(run.now) < Micros::new(1 << 49));
         run.now = Timestamp::from_micros(full_at.as_micros().max(run.latest));
-        prop_assert_eq!(from.standing(&state, run.now).remaining, from.size());
+        prop_assert_eq!(from.status(&state, run.now).remaining, from.size());
         let limit = run.limit(to);
         let carried = run.state(&limit);
-        prop_assert_eq!(limit.standing(&carried, run.now).remaining, limit.size(), "{:?}", carried);
+        prop_assert_eq!(limit.status(&carried, run.now).remaining, limit.size(), "{:?}", carried);
     }
 
     #[test]
@@ -535,7 +535,7 @@ proptest! {
             let (mut under, mut state) = (*first, first.fresh(Timestamp::default()));
             for (to, at, cost, wait, act, less) in &acts {
                 let (limit, now) = (limits[to % limits.len()], Timestamp::from_micros(at >> 11));
-                state = limit.carry_over(&under, state, now);
+                state = limit.migrate(&under, state, now);
                 under = limit;
                 let cost = cost >> less;
                 match act {
@@ -543,7 +543,7 @@ proptest! {
                     1 => limit.charge(&mut state, now, cost),
                     _ => { limit.decide(&mut state, now, Ask { cost, wait: wait.map(Micros::new) }); }
                 }
-                prop_assert!(limit.standing(&state, now).remaining <= limit.size());
+                prop_assert!(limit.status(&state, now).remaining <= limit.size());
                 limit.full_at(&state);
             }
         }
@@ -565,7 +565,7 @@ fn at(ms: u64) -> Timestamp {
 
 /// What is left under a limit, and how long one more permit takes.
 fn left(limit: &Limit, state: &State, now: Timestamp) -> (u64, Micros) {
-    (limit.standing(state, now).remaining, limit.peek(state, now, Ask::of(1)).retry())
+    (limit.status(state, now).remaining, limit.peek(state, now, Ask::of(1)).retry())
 }
 
 #[test]
@@ -574,16 +574,16 @@ fn a_thousand_that_are_used_up_stay_used_up_under_a_hundred_and_under_a_thousand
     let (large, small) = (bucket(1_000), bucket(100));
     let mut state = large.fresh(at(0));
     assert!(large.decide(&mut state, at(0), Ask::of(1_000)).is_admitted());
-    let state = small.carry_over(&large, state, at(0));
+    let state = small.migrate(&large, state, at(0));
     assert_eq!(left(&small, &state, at(0)), (0, Micros::from_millis(600)));
     // The smaller one is full again after a minute, and has paid ten of the nine hundred after six seconds more.
     assert_eq!(left(&small, &state, at(60_000)), (100, Micros::ZERO));
-    let back = large.carry_over(&small, state.clone(), at(66_000));
+    let back = large.migrate(&small, state.clone(), at(66_000));
     assert_eq!(left(&large, &back, at(66_000)), (110, Micros::ZERO));
     // Whatever was taken meanwhile is not paid.
     let mut state = state;
     assert!(small.decide(&mut state, at(60_000), Ask::of(100)).is_admitted());
-    let back = large.carry_over(&small, state, at(66_000));
+    let back = large.migrate(&small, state, at(66_000));
     assert_eq!(left(&large, &back, at(66_000)), (10, Micros::ZERO));
     assert_eq!(large.full_at(&back), at(66_000 + 59_400), "at the larger rate");
 }
@@ -594,7 +594,7 @@ fn a_hundred_that_are_used_up_are_a_tenth_of_a_thousand() {
     let (large, small) = (bucket(1_000), bucket(100));
     let mut state = small.fresh(at(0));
     assert!(small.decide(&mut state, at(0), Ask::of(100)).is_admitted());
-    let state = large.carry_over(&small, state, at(0));
+    let state = large.migrate(&small, state, at(0));
     assert_eq!(left(&large, &state, at(0)), (900, Micros::ZERO));
     assert!(!matches!(state, State::Carried(_)), "all of it fits");
 }
@@ -605,9 +605,9 @@ fn greedy_and_interval_refill_share_what_was_used() {
     let interval = Limit::IntervalBucket(IntervalBucket::new(10, Rate::per_minute(10)).unwrap());
     let mut state = greedy.fresh(at(0));
     assert!(greedy.decide(&mut state, at(0), Ask::of(8)).is_admitted());
-    let state = interval.carry_over(&greedy, state, at(1_500));
+    let state = interval.migrate(&greedy, state, at(1_500));
     assert_eq!(left(&interval, &state, at(1_500)).0, 3, "three and a half, rounded down");
-    let state = greedy.carry_over(&interval, state, at(1_500));
+    let state = greedy.migrate(&interval, state, at(1_500));
     assert_eq!(left(&greedy, &state, at(1_500)).0, 3);
 }
 
@@ -617,11 +617,11 @@ fn a_window_that_comes_back_finds_what_was_counted_in_it() {
     let (large, small) = (window(1_000), window(100));
     let mut state = large.fresh(at(0));
     assert!(large.decide(&mut state, at(0), Ask::of(950)).is_admitted());
-    let state = small.carry_over(&large, state, at(1_000));
+    let state = small.migrate(&large, state, at(1_000));
     assert_eq!(left(&small, &state, at(1_000)), (0, Micros::from_secs(59)));
-    let state = large.carry_over(&small, state, at(2_000));
+    let state = large.migrate(&small, state, at(2_000));
     assert_eq!(left(&large, &state, at(2_000)).0, 50);
-    let next = small.carry_over(&large, state, at(60_000));
+    let next = small.migrate(&large, state, at(60_000));
     assert_eq!(left(&small, &next, at(60_000)).0, 100, "the next window is another");
 }
 
@@ -632,11 +632,11 @@ fn counts_of_a_counter_are_history() {
     let (large, small) = (counter(1_000), counter(100));
     let mut state = large.fresh(at(0));
     assert!(large.decide(&mut state, at(0), Ask::of(950)).is_admitted());
-    let state = small.carry_over(&large, state, at(0));
+    let state = small.migrate(&large, state, at(0));
     // Half a minute into the next window half of them count, which is still too many; nine tenths of it must pass for 95 to be left.
     assert_eq!(left(&small, &state, at(90_000)).0, 0);
     assert_eq!(left(&small, &state, at(114_000)).0, 5);
-    let state = large.carry_over(&small, state, at(90_000));
+    let state = large.migrate(&small, state, at(90_000));
     assert_eq!(left(&large, &state, at(90_000)).0, 525);
 }
 
@@ -649,9 +649,9 @@ fn a_longer_window_finds_the_entries_that_a_shorter_one_has_retained() {
     let (minute, second) = (log(100, 60), log(10, 1));
     let mut state = minute.fresh(at(0));
     assert!(minute.decide(&mut state, at(0), Ask::of(95)).is_admitted());
-    let mut state = second.carry_over(&minute, state, at(2_000));
+    let mut state = second.migrate(&minute, state, at(2_000));
     assert!(second.decide(&mut state, at(2_000), Ask::of(2)).is_admitted(), "nothing counts any more");
-    let state = minute.carry_over(&second, state, at(3_000));
+    let state = minute.migrate(&second, state, at(3_000));
     assert_eq!(left(&minute, &state, at(3_000)).0, 3);
 }
 
@@ -661,7 +661,7 @@ fn another_algorithm_starts_afresh() {
     let window = Limit::FixedWindow(FixedWindow::new(Rate::per_minute(10)).unwrap());
     let mut state = bucket.fresh(at(0));
     assert!(bucket.decide(&mut state, at(0), Ask::of(8)).is_admitted());
-    assert_eq!(left(&window, &window.carry_over(&bucket, state, at(0)), at(0)).0, 10);
+    assert_eq!(left(&window, &window.migrate(&bucket, state, at(0)), at(0)).0, 10);
 }
 
 #[test]
@@ -673,8 +673,8 @@ fn what_is_out_stays_out_under_another_limit() {
     assert!(large.decide(&mut state, at(0), Ask::of(100)).is_admitted());
     assert_eq!(terms.lend(&large, &mut state, at(0), 250, 1).permits, 250);
     // Of the three hundred, 250 are out and 50 of the hundred are used; the other 50 lie over.
-    let carried = small.carry_over(&large, state, at(0));
+    let carried = small.migrate(&large, state, at(0));
     assert_eq!(left(&small, &carried, at(0)).0, 0);
-    let back = large.carry_over(&small, carried, at(0));
+    let back = large.migrate(&small, carried, at(0));
     assert_eq!(left(&large, &back, at(0)).0, 650, "nothing is counted twice");
 }

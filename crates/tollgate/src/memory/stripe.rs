@@ -5,7 +5,7 @@
 //! dropping the keys that are full again are one walk from left to right.
 //!
 //! The memory for all slots is asked for once, zeroed; the system provides it as it is touched, and only the slots in use
-//! are, so a shard grows in place and leaves no holes behind.
+//! are, so a stripe grows in place and leaves no holes behind.
 
 mod whole;
 
@@ -13,16 +13,16 @@ use parking_lot::RwLock;
 use tollgate_core::algorithm::Algorithm;
 use tollgate_core::{Limit, State, Timestamp};
 
-use super::cell::{self, Bits, Cell, Heap, STATE_BITS};
 use super::numbers::{CARRIED, LimitNumber, Limits};
+use super::slot_codec::{self, Bits, Heap, STATE_BITS, SlotCodec};
 use crate::hash::Hash;
 
-/// Slots of a shard, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
-/// smaller shards would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
+/// Slots of a stripe, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
+/// smaller stripes would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
 const SLOTS_MAX: usize = 16_384;
-/// Keys for which a shard is meant: chance makes it rare that one holds more than all its slots can.
+/// Keys for which a stripe is meant: chance makes it rare that one holds more than all its slots can.
 pub(super) const FILL_MEAN: usize = SLOTS_MAX * FILL_MIN_PERCENT / 100;
-/// Slots in use before and after a shard grows. Fuller, and look-ups would touch more lines; emptier, and a key would cost
+/// Slots in use before and after a stripe grows. Fuller, and look-ups would touch more lines; emptier, and a key would cost
 /// more than 48 bytes; closer together, and the walks would show.
 const FILL_MAX_PERCENT: usize = 77;
 const FILL_MIN_PERCENT: usize = 68;
@@ -30,15 +30,15 @@ const FILL_MIN_PERCENT: usize = 68;
 const PAIR: usize = 2;
 /// Slots that nothing points at, for keys that are pushed beyond the right end.
 const OVERHANG: usize = 64;
-/// Neighbours that are looked at when a full shard must take a new key. They are as good as random: hashes sort them.
+/// Neighbours that are looked at when a full stripe must take a new key. They are as good as random: hashes sort them.
 const VICTIMS: usize = 16;
-/// Slots that are looked at, at most, to find a key of a scope that holds more than its part. A scope at its part of a shard that 64
+/// Slots that are looked at, at most, to find a key of a scope that holds more than its part. A scope at its part of a stripe that 64
 /// scopes share is missed once in ten million times.
 const LOOKED_MAX: usize = 1_024;
 
-/// The shard that a hash belongs to, of so many.
+/// The stripe that a hash belongs to, of so many.
 #[inline]
-pub(super) const fn shard_of(hash: Hash, count: usize) -> usize {
+pub(super) const fn stripe_of(hash: Hash, count: usize) -> usize {
     point(hash.low, count)
 }
 
@@ -163,7 +163,7 @@ impl Slots {
 /// How much would be lost with a key: the least is evicted first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
-    /// Whether its scope holds no more than its part of the shard.
+    /// Whether its scope holds no more than its part of the stripe.
     is_within_part: bool,
     /// How much of its limit it has used, in 65,536ths.
     used_share: u32,
@@ -179,7 +179,7 @@ struct Found {
 
 /// A part of the table, behind one lock. What every look-up reads comes first: one cache line, with the lock.
 #[repr(C)]
-pub(super) struct Shard {
+pub(super) struct Stripe {
     slots: Slots,
     /// Slots that hashes point at.
     pointed: usize,
@@ -191,7 +191,7 @@ pub(super) struct Shard {
     parts: Parts,
 }
 
-/// How many keys each scope has in a shard, by the number of its part.
+/// How many keys each scope has in a stripe, by the number of its part.
 #[derive(Default)]
 struct Parts {
     keys: Vec<u16>,
@@ -216,7 +216,7 @@ impl Parts {
         }
     }
 
-    /// Keys that a scope may hold in a full shard of `len_max` keys before it is the first to lose some.
+    /// Keys that a scope may hold in a full stripe of `len_max` keys before it is the first to lose some.
     fn each(&self, len_max: usize) -> usize {
         len_max / self.used.max(1)
     }
@@ -226,10 +226,10 @@ impl Parts {
     }
 }
 
-impl Shard {
+impl Stripe {
     /// For about `keys` keys, and a few more where chance has it so.
     pub(super) fn new(keys: usize) -> Self {
-        // Six standard deviations of a fair share: one shard in a billion is that unlucky.
+        // Six standard deviations of a fair share: one stripe in a billion is that unlucky.
         let unlucky = (6 * keys.isqrt()).max(keys / 8);
         Self {
             slots: Slots::default(),
@@ -262,7 +262,7 @@ impl Shard {
     }
 
     /// Looks at the state of a key, carried over if it was another limit's, or at a fresh one.
-    pub(super) fn look<A: Cell, R>(
+    pub(super) fn look<A: SlotCodec, R>(
         &self,
         asker: Asker<'_>,
         algorithm: &A,
@@ -284,15 +284,15 @@ impl Shard {
         let limits = asker.limits.read();
         let (id, state) = match slot.id()? {
             CARRIED => self.heap.carried(slot.bits()).map(|(id, state)| (id, state.clone()))?,
-            id => (id, cell::load(limits.get(id)?, slot.bits(), &self.heap)),
+            id => (id, slot_codec::load(limits.get(id)?, slot.bits(), &self.heap)),
         };
-        let state = asker.limit.carry_over(limits.get(id)?, state, asker.now);
+        let state = asker.limit.migrate(limits.get(id)?, state, asker.now);
         Some(Found { state, is_changed: id != asker.id })
     }
 
     /// Runs `change` on the state of a key, or on a fresh one, which is kept if it is not as good as new afterwards.
     #[inline]
-    pub(super) fn update<A: Cell, R>(
+    pub(super) fn update<A: SlotCodec, R>(
         &mut self,
         asker: Asker<'_>,
         algorithm: &A,
@@ -316,7 +316,7 @@ impl Shard {
     /// Runs `change` on the state of a key that has none yet.
     #[cold]
     #[inline(never)]
-    fn begin<A: Cell, R>(
+    fn begin<A: SlotCodec, R>(
         &mut self,
         asker: Asker<'_>,
         algorithm: &A,
@@ -334,7 +334,7 @@ impl Shard {
     /// its own limit, so that one holds from now on, even after a denial.
     #[cold]
     #[inline(never)]
-    fn go_on<A: Cell, R>(
+    fn go_on<A: SlotCodec, R>(
         &mut self,
         at: usize,
         asker: Asker<'_>,
@@ -420,7 +420,7 @@ impl Shard {
                 let (id, state) = self.heap.carried(slot.bits())?;
                 Some(limits.get(id)?.full_at(state))
             }
-            id => Some(cell::full_at(limits.get(id)?, slot.bits(), &self.heap)),
+            id => Some(slot_codec::full_at(limits.get(id)?, slot.bits(), &self.heap)),
         }
     }
 
@@ -430,11 +430,11 @@ impl Shard {
             CARRIED => {
                 let (id, state) = self.heap.carried(slot.bits())?;
                 let limit = limits.get(id)?;
-                (limit.size(), limit.standing(state, now).remaining)
+                (limit.size(), limit.status(state, now).remaining)
             }
             id => {
                 let limit = limits.get(id)?;
-                (limit.size(), cell::remaining(limit, slot.bits(), &self.heap, now))
+                (limit.size(), slot_codec::remaining(limit, slot.bits(), &self.heap, now))
             }
         };
         let used = u128::from(size - remaining) << 16;
@@ -493,7 +493,7 @@ impl Shard {
     }
 
     /// Puts in a key that has no state of this limit yet.
-    fn insert<A: Cell>(&mut self, asker: Asker<'_>, algorithm: &A, state: A::State) {
+    fn insert<A: SlotCodec>(&mut self, asker: Asker<'_>, algorithm: &A, state: A::State) {
         let Asker { hash, id, now, .. } = asker;
         let limits = asker.limits.read();
         if let Some(at) = self.find(hash) {
@@ -548,7 +548,7 @@ impl Shard {
         self.len -= 1;
     }
 
-    /// Makes room in a full shard for a key that its scope's part already counts.
+    /// Makes room in a full stripe for a key that its scope's part already counts.
     ///
     /// Drops every neighbour of the newcomer that is full again. If there is none, evicts one key: of a scope that holds more than
     /// its part, the key that has used the least of its limit, and of equal ones the key that is full again soonest. So a flood of
@@ -612,7 +612,7 @@ impl Shard {
         self.spread(pointed.next_multiple_of(PAIR));
     }
 
-    /// The slots that are pointed at when the shard holds all keys that it may.
+    /// The slots that are pointed at when the stripe holds all keys that it may.
     fn pointed_max(&self) -> usize {
         (self.len_max + 1) * 100 / FILL_MAX_PERCENT + PAIR
     }
@@ -625,7 +625,7 @@ impl Shard {
         while last(pointed) >= pointed + OVERHANG {
             pointed = (pointed + pointed / 8 + PAIR).next_multiple_of(PAIR);
         }
-        // Memory for all that may come; a shard that has lost most of its keys gives back what they had touched.
+        // Memory for all that may come; a stripe that has lost most of its keys gives back what they had touched.
         if (pointed + OVERHANG) * WORDS > self.slots.memory.len() || pointed * 4 < self.pointed {
             self.slots = Slots::new(pointed.max(self.pointed_max()) + OVERHANG);
         } else {

@@ -2,28 +2,30 @@
 
 use smallvec::SmallVec;
 use tollgate_core::algorithm::Algorithm;
-use tollgate_core::{Ask, Limit, Outcome, Standing, State, Timestamp};
+use tollgate_core::{Ask, Limit, Outcome, State, Status, Timestamp};
 
-use super::error::StoreError;
-use super::evaluate::{Found, Memory, OnLoss, decision};
-use super::protocol::{Computed, Doubt, Fields, LogView, Reader, Snapshots, Starts, plain_state, write};
-use super::set::{CheckSet, GroupCall, SetAnswer, SetCall};
+use crate::redis::error::StoreError;
+use crate::redis::evaluate::{Found, Memory, OnLoss, decision};
+use crate::redis::protocol::{
+    Computed, FailoverGuard, Fields, LogView, Reader, Snapshots, Starts, plain_state, write,
+};
+use crate::redis::queue::set::{CheckSet, GroupCall, SetAnswer, SetCall};
 
 /// The answers of a call on sets.
 #[derive(Clone)]
-pub(super) struct SetsEvaluated {
+pub(in crate::redis) struct SetsEvaluated {
     /// One for each set: those of the first group, then those of the next.
-    pub(super) answers: Vec<SetAnswer>,
+    pub(in crate::redis) answers: Vec<SetAnswer>,
     /// Why there are fewer answers than sets, if there are.
-    pub(super) undecided: Option<StoreError>,
+    pub(in crate::redis) undecided: Option<StoreError>,
     /// What can be known of later denials, by state.
-    pub(super) memories: Vec<Memory>,
+    pub(in crate::redis) memories: Vec<Memory>,
     /// The server's time.
-    pub(super) now: Timestamp,
+    pub(in crate::redis) now: Timestamp,
 }
 
 /// Evaluates sets on the states that a script has answered with.
-pub(super) fn evaluate_sets(
+pub(in crate::redis) fn evaluate_sets(
     call: &SetCall<'_>,
     now: Timestamp,
     mut numbers: Reader<'_>,
@@ -43,24 +45,24 @@ pub(super) fn evaluate_sets(
 }
 
 /// Sets that were evaluated here, and the states that have to be written.
-pub(super) struct SetsComputed<'a> {
-    pub(super) evaluated: SetsEvaluated,
+pub(in crate::redis) struct SetsComputed<'a> {
+    pub(in crate::redis) evaluated: SetsEvaluated,
     /// By state. None of a log, on which the script decides.
-    pub(super) computed: Vec<Option<Computed<'a>>>,
-    pub(super) on_loss: OnLoss,
+    pub(in crate::redis) computed: Vec<Option<Computed<'a>>>,
+    pub(in crate::redis) on_loss: OnLoss,
 }
 
 impl SetsComputed<'_> {
     /// Whether there is nothing to write, and nothing for the script to decide.
-    pub(super) fn is_final(&self) -> bool {
+    pub(in crate::redis) fn is_final(&self) -> bool {
         self.computed.iter().all(|it| it.as_ref().is_some_and(|it| it.write.is_none()))
     }
 }
 
 /// Evaluates sets on states that are not plain. Of logs `log` is assumed: a call with logs has one set, on which the script decides.
-pub(super) fn compute_sets<'a>(
+pub(in crate::redis) fn compute_sets<'a>(
     call: &SetCall<'_>,
-    doubts: &[Option<Doubt>],
+    doubts: &[Option<FailoverGuard>],
     snapshots: &'a Snapshots,
     now: Timestamp,
     log: Outcome,
@@ -75,7 +77,7 @@ pub(super) fn compute_sets<'a>(
             continue;
         }
         let fields = Fields::parse(snapshots.get(number)?)?;
-        let state = Found::new(&member.limit, &member.line.key, &fields, *doubt, now)?;
+        let state = Found::new(&member.limit, &member.queue_key.key, &fields, *doubt, now)?;
         states.push(Evaluating::state(limit, state.state.clone()));
         found.push(Some((fields, state)));
     }
@@ -162,7 +164,7 @@ fn evaluate_set(
         if all || !outcome.is_admitted() {
             state.take(member.ask, outcome, now);
         }
-        Some(decision(member.limit(), outcome, state.standing(now), now))
+        Some(decision(member.limit(), outcome, state.status(now), now))
     });
     Ok(SetAnswer { all, decisions: decisions.collect() })
 }
@@ -238,18 +240,18 @@ impl<'a, 'n> Evaluating<'a, 'n> {
             Self::Log { limit, log } => {
                 let start = log.ahead.take().unwrap_or_default();
                 let charged = log.view.take(limit, ask, outcome, start);
-                let decided = decision(limit, outcome, log.view.standing(limit, now), now);
+                let decided = decision(limit, outcome, log.view.status(limit, now), now);
                 log.memory = Memory::of_log(ask, decided, charged);
             }
             Self::Assumed { .. } => {}
         }
     }
 
-    fn standing(&self, now: Timestamp) -> Standing {
+    fn status(&self, now: Timestamp) -> Status {
         match self {
-            Self::State { limit, state, .. } => limit.standing(state, now),
-            Self::Log { limit, log } => log.view.standing(limit, now),
-            Self::Assumed { limit, .. } => limit.standing(&limit.fresh(now), now),
+            Self::State { limit, state, .. } => limit.status(state, now),
+            Self::Log { limit, log } => log.view.status(limit, now),
+            Self::Assumed { limit, .. } => limit.status(&limit.fresh(now), now),
         }
     }
 
@@ -263,7 +265,7 @@ impl<'a, 'n> Evaluating<'a, 'n> {
 }
 
 /// The answer to one set with logs, on which the script has decided: what was computed of the other states, and what the logs say.
-pub(super) fn with_logs(
+pub(in crate::redis) fn with_logs(
     computed: SetsEvaluated,
     call: &SetCall<'_>,
     mut numbers: Reader<'_>,
@@ -280,7 +282,7 @@ pub(super) fn with_logs(
         if taken || !outcome.is_admitted() {
             log.take(member.ask, outcome, now);
         }
-        answer.decisions[number] = Some(decision(limit, outcome, log.standing(now), now));
+        answer.decisions[number] = Some(decision(limit, outcome, log.status(now), now));
         memories[number] = log.into_memory();
     }
     answer.all = taken;

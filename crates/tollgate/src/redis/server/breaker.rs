@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tollgate_core::{Breaker, BreakerConfig, BreakerState, CallOutcome, Pass, Timestamp};
 
-use super::error::StoreError;
+use crate::redis::error::StoreError;
 
 /// Which calls to a server go through.
-pub(super) struct Fuse {
+pub(in crate::redis) struct ServerBreaker {
     server: Arc<str>,
     /// The breaker's time begins here.
     zero: Instant,
@@ -42,42 +42,42 @@ const DOUBT_MIN: Duration = Duration::from_millis(50);
 const DOUBT_MAX: Duration = Duration::from_millis(400);
 
 /// A call under way. If nobody says what became of it, nothing was learned from it.
-pub(super) struct Crossing {
-    fuse: Arc<Fuse>,
+pub(in crate::redis) struct BreakerPermit {
+    breaker: Arc<ServerBreaker>,
     pass: Pass,
-    settled: bool,
+    recorded: bool,
 }
 
-impl Fuse {
-    pub(super) fn new(server: Arc<str>, config: BreakerConfig) -> Arc<Self> {
+impl ServerBreaker {
+    pub(in crate::redis) fn new(server: Arc<str>, config: BreakerConfig) -> Arc<Self> {
         let inner = Inner { breaker: Breaker::new(config), why: "".into(), reachable: true, slow: None };
         Arc::new(Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) })
     }
 
     /// Lets a call through, or says why not.
-    pub(super) fn permit(self: &Arc<Self>, now: Instant) -> Result<Crossing, StoreError> {
+    pub(in crate::redis) fn permit(self: &Arc<Self>, now: Instant) -> Result<BreakerPermit, StoreError> {
         let now = self.at(now);
         let mut inner = self.inner.lock();
         match inner.breaker.permit(now) {
-            Some(pass) => Ok(Crossing { fuse: Arc::clone(self), pass, settled: false }),
+            Some(pass) => Ok(BreakerPermit { breaker: Arc::clone(self), pass, recorded: false }),
             None => Err(self.refusal(&inner)),
         }
     }
 
     /// There is a new connection: the next call may try.
-    pub(super) fn reachable(&self) {
+    pub(in crate::redis) fn reachable(&self) {
         // Half-open says nothing yet that a log should hold.
         let _ = self.inner.lock().breaker.reachable();
     }
 
     /// Whether a server that was too slow only has to be prompt again.
-    pub(super) fn is_slow(&self) -> bool {
+    pub(in crate::redis) fn is_slow(&self) -> bool {
         self.inner.lock().slow.is_some()
     }
 
     /// The server has answered in time, be it not to a check. If it is left alone only because it did not, the next call may
     /// try: a moment of silence should not cost half a second.
-    pub(super) fn prompt(&self) {
+    pub(in crate::redis) fn prompt(&self) {
         let mut inner = self.inner.lock();
         if inner.slow.is_some_and(|slow| slow.since.elapsed() >= slow.doubt) {
             let _ = inner.breaker.reachable();
@@ -85,27 +85,27 @@ impl Fuse {
     }
 
     /// The server has done what it is for, asked by nobody who waits.
-    pub(super) fn told(self: &Arc<Self>) {
+    pub(in crate::redis) fn record_background_success(self: &Arc<Self>) {
         if self.state() != BreakerState::Closed
-            && let Ok(crossing) = self.permit(Instant::now())
+            && let Ok(permit) = self.permit(Instant::now())
         {
-            crossing.succeeded();
+            permit.succeeded();
         }
     }
 
     /// What it does now.
-    pub(super) fn state(&self) -> BreakerState {
+    pub(in crate::redis) fn state(&self) -> BreakerState {
         self.inner.lock().breaker.state()
     }
 
     /// How often it has opened.
-    pub(super) fn opened(&self) -> u64 {
+    pub(in crate::redis) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
 
     /// Whether the next call goes through, or why not. Where nobody has asked since the wait was over, nothing is known to be
     /// wrong.
-    pub(super) fn health(&self) -> Result<(), StoreError> {
+    pub(in crate::redis) fn health(&self) -> Result<(), StoreError> {
         let now = self.now();
         let inner = self.inner.lock();
         if inner.breaker.is_refusing(now) { Err(self.refusal(&inner)) } else { Ok(()) }
@@ -124,7 +124,7 @@ impl Fuse {
         Timestamp::from_micros(now.saturating_duration_since(self.zero).as_micros() as u64)
     }
 
-    fn settle(&self, pass: Pass, outcome: CallOutcome, why: Option<&StoreError>, now: Timestamp) {
+    fn record(&self, pass: Pass, outcome: CallOutcome, why: Option<&StoreError>, now: Timestamp) {
         let mut jitter = [0];
         if why.is_some() {
             // Without randomness the wait is the plain one.
@@ -132,7 +132,7 @@ impl Fuse {
         }
         let mut inner = self.inner.lock();
         let was = inner.breaker.state();
-        let changed = inner.breaker.settle(pass, outcome, now, jitter[0]);
+        let changed = inner.breaker.record(pass, outcome, now, jitter[0]);
         match changed {
             Some(BreakerState::Open) => {
                 inner.why = why.map_or_else(|| "".into(), |why| why.to_string().into());
@@ -155,35 +155,35 @@ impl Fuse {
     }
 }
 
-impl Crossing {
+impl BreakerPermit {
     /// The server did what it is for, or said who does.
-    pub(super) fn succeeded(self) {
+    pub(in crate::redis) fn succeeded(self) {
         self.succeeded_at(Instant::now());
     }
 
     /// The same, at an instant that was just read.
-    pub(super) fn succeeded_at(mut self, now: Instant) {
-        self.settled = true;
-        self.fuse.settle(self.pass, CallOutcome::Succeeded, None, self.fuse.at(now));
+    pub(in crate::redis) fn succeeded_at(mut self, now: Instant) {
+        self.recorded = true;
+        self.breaker.record(self.pass, CallOutcome::Succeeded, None, self.breaker.at(now));
     }
 
     /// It did not.
-    pub(super) fn failed(mut self, why: &StoreError) {
+    pub(in crate::redis) fn failed(mut self, why: &StoreError) {
         let late = matches!(why, StoreError::Timeout(_));
         let outcome = if late { CallOutcome::TimedOut } else { CallOutcome::Failed };
-        self.settle(outcome, Some(why));
+        self.record(outcome, Some(why));
     }
 
-    fn settle(&mut self, outcome: CallOutcome, why: Option<&StoreError>) {
-        self.settled = true;
-        self.fuse.settle(self.pass, outcome, why, self.fuse.now());
+    fn record(&mut self, outcome: CallOutcome, why: Option<&StoreError>) {
+        self.recorded = true;
+        self.breaker.record(self.pass, outcome, why, self.breaker.now());
     }
 }
 
-impl Drop for Crossing {
+impl Drop for BreakerPermit {
     fn drop(&mut self) {
-        if !self.settled {
-            self.settle(CallOutcome::Forgone, None);
+        if !self.recorded {
+            self.record(CallOutcome::Forgone, None);
         }
     }
 }
@@ -192,32 +192,34 @@ impl Drop for Crossing {
 mod tests {
     use super::*;
 
-    fn call(fuse: &Arc<Fuse>, failure: Option<&StoreError>) -> bool {
-        let Ok(crossing) = fuse.permit(Instant::now()) else { return false };
+    fn call(breaker: &Arc<ServerBreaker>, failure: Option<&StoreError>) -> bool {
+        let Ok(permit) = breaker.permit(Instant::now()) else { return false };
         match failure {
-            Some(why) => crossing.failed(why),
-            None => crossing.succeeded(),
+            Some(why) => permit.failed(why),
+            None => permit.succeeded(),
         }
         true
     }
 
     #[test]
     fn slowness_is_forgotten_when_the_server_is_back_and_openings_are_counted_once() {
-        let fuse = Fuse::new("server".into(), BreakerConfig::default());
+        let breaker = ServerBreaker::new("server".into(), BreakerConfig::default());
         let late = StoreError::Timeout(Duration::from_millis(10));
         for outage in 1..=3 {
-            while call(&fuse, Some(&late)) {}
-            assert!(fuse.is_slow() && fuse.health().is_err());
+            while call(&breaker, Some(&late)) {}
+            assert!(breaker.is_slow() && breaker.health().is_err());
             // A probe that fails is the same outage.
-            fuse.reachable();
-            assert!(call(&fuse, Some(&late)) && !call(&fuse, None));
-            assert_eq!(fuse.opened(), outage);
-            fuse.reachable();
-            assert!((0..3).all(|_| call(&fuse, None)));
-            assert!(fuse.state() == BreakerState::Closed && !fuse.is_slow() && fuse.health().is_ok());
+            breaker.reachable();
+            assert!(call(&breaker, Some(&late)) && !call(&breaker, None));
+            assert_eq!(breaker.opened(), outage);
+            breaker.reachable();
+            assert!((0..3).all(|_| call(&breaker, None)));
+            assert!(
+                breaker.state() == BreakerState::Closed && !breaker.is_slow() && breaker.health().is_ok()
+            );
         }
         let gone = StoreError::Overloaded;
-        while call(&fuse, Some(&gone)) {}
-        assert!(!fuse.is_slow(), "a prompt PING says nothing of what is not slow");
+        while call(&breaker, Some(&gone)) {}
+        assert!(!breaker.is_slow(), "a prompt PING says nothing of what is not slow");
     }
 }

@@ -5,29 +5,39 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tollgate_core::{Limit, Micros, Outcome, Timestamp};
 
-use super::Inner;
-use super::error::StoreError;
-use super::evaluate::{Computation, Evaluated, Memory, OnLoss, Write, compute, compute_changes, evaluate};
-use super::evaluate_sets::{SetsComputed, SetsEvaluated, compute_sets, evaluate_sets, with_logs};
-use super::limit::StoredLimit;
-use super::lines::LineKey;
-use super::node::Bearings;
-use super::protocol::{self, Change, Command, Doubt, Kind, Question, Reader, Reply, Snapshots};
-use super::set::{GroupCall, SetCall};
+use crate::redis::Inner;
+use crate::redis::error::StoreError;
+use crate::redis::evaluate::sets::{SetsComputed, SetsEvaluated, compute_sets, evaluate_sets, with_logs};
+use crate::redis::evaluate::{
+    Computation, Evaluated, Memory, OnLoss, Write, compute, compute_changes, evaluate,
+};
+use crate::redis::limit::StoredLimit;
+use crate::redis::protocol::{
+    self, Change, Command, FailoverGuard, Kind, Question, Reader, Reply, Snapshots,
+};
+use crate::redis::queue::QueueKey;
+use crate::redis::queue::set::{GroupCall, SetCall};
+use crate::redis::server::ServerContext;
 
 /// A result, and between which instants the server was asked for the state that it is computed from.
-pub(super) struct Exchanged<T> {
-    pub(super) result: T,
-    pub(super) sent: Instant,
-    pub(super) received: Instant,
+pub(in crate::redis) struct Exchanged<T> {
+    pub(in crate::redis) result: T,
+    pub(in crate::redis) sent: Instant,
+    pub(in crate::redis) received: Instant,
 }
 
 /// What is done on one state.
-pub(super) trait Exchange {
+pub(in crate::redis) trait Exchange {
     type Result;
 
     /// The call that does it on a plain state, or on a log in every state, or reads the state.
-    fn call(&self, limit: &StoredLimit, key: (Kind, &str), doubt: Option<Doubt>, to: Bearings) -> Command;
+    fn call(
+        &self,
+        limit: &StoredLimit,
+        key: (Kind, &str),
+        doubt: Option<FailoverGuard>,
+        to: ServerContext,
+    ) -> Command;
 
     /// The result of that call.
     fn decided(
@@ -42,19 +52,25 @@ pub(super) trait Exchange {
     fn compute(
         &self,
         limit: &StoredLimit,
-        doubt: Option<Doubt>,
+        doubt: Option<FailoverGuard>,
         state: (&str, &[u8]),
         now: Timestamp,
     ) -> Result<Computation<Self::Result>, StoreError>;
 }
 
 /// Questions on one key.
-pub(super) struct Questions<'a>(pub(super) &'a [Question]);
+pub(in crate::redis) struct Questions<'a>(pub(in crate::redis) &'a [Question]);
 
 impl Exchange for Questions<'_> {
     type Result = Evaluated;
 
-    fn call(&self, limit: &StoredLimit, key: (Kind, &str), doubt: Option<Doubt>, to: Bearings) -> Command {
+    fn call(
+        &self,
+        limit: &StoredLimit,
+        key: (Kind, &str),
+        doubt: Option<FailoverGuard>,
+        to: ServerContext,
+    ) -> Command {
         protocol::ask(limit, key, self.0, doubt, to)
     }
 
@@ -71,7 +87,7 @@ impl Exchange for Questions<'_> {
     fn compute(
         &self,
         limit: &StoredLimit,
-        doubt: Option<Doubt>,
+        doubt: Option<FailoverGuard>,
         state: (&str, &[u8]),
         now: Timestamp,
     ) -> Result<Computation<Evaluated>, StoreError> {
@@ -80,7 +96,7 @@ impl Exchange for Questions<'_> {
 }
 
 /// Changes of one key: refunds, or one other change. A return that is out of turn says which number it would have.
-pub(super) struct Changes<'a>(pub(super) &'a [Change]);
+pub(in crate::redis) struct Changes<'a>(pub(in crate::redis) &'a [Change]);
 
 impl Exchange for Changes<'_> {
     type Result = Option<u64>;
@@ -89,8 +105,8 @@ impl Exchange for Changes<'_> {
         &self,
         limit: &StoredLimit,
         (_, key): (Kind, &str),
-        doubt: Option<Doubt>,
-        to: Bearings,
+        doubt: Option<FailoverGuard>,
+        to: ServerContext,
     ) -> Command {
         let is_log = matches!(limit.limit, Limit::SlidingLog(_));
         if is_log || self.0.iter().all(|change| matches!(change, Change::Refund { .. })) {
@@ -113,7 +129,7 @@ impl Exchange for Changes<'_> {
     fn compute(
         &self,
         limit: &StoredLimit,
-        doubt: Option<Doubt>,
+        doubt: Option<FailoverGuard>,
         state: (&str, &[u8]),
         now: Timestamp,
     ) -> Result<Computation<Option<u64>>, StoreError> {
@@ -125,7 +141,7 @@ impl Exchange for Changes<'_> {
 struct Pending<T> {
     exchanged: Exchanged<T>,
     snapshots: Snapshots,
-    doubt: Option<Doubt>,
+    doubt: Option<FailoverGuard>,
     write: Write,
     on_loss: OnLoss,
 }
@@ -140,34 +156,34 @@ enum Next<T> {
 
 impl Inner {
     /// Does something on the state of one key.
-    pub(super) async fn exchange<E: Exchange>(
+    pub(in crate::redis) async fn exchange<E: Exchange>(
         &self,
         limit: &StoredLimit,
-        line: &LineKey,
+        queue_key: &QueueKey,
         exchange: &E,
         deadline: Instant,
     ) -> Result<Exchanged<E::Result>, StoreError> {
-        let (slot, is_log) = (self.routes.slot(&line.key), matches!(limit.limit, Limit::SlidingLog(_)));
+        let (slot, is_log) = (self.routes.slot(&queue_key.key), matches!(limit.limit, Limit::SlidingLog(_)));
         // That of the server that has answered: each one that is tried has its own.
         let doubt = Mutex::new(None);
         let mut pending: Option<Pending<E::Result>> = None;
         let mut kind = Kind::Plain;
         loop {
-            let say = |to: Bearings| {
-                let doubted = Doubt::of(limit, to);
+            let say = |to: ServerContext| {
+                let doubted = FailoverGuard::of(limit, to);
                 *doubt.lock() = doubted;
                 match &pending {
-                    None => exchange.call(limit, (kind, &line.key), doubted, to),
+                    None => exchange.call(limit, (kind, &queue_key.key), doubted, to),
                     Some(Pending { snapshots, doubt, write, on_loss, .. }) if *doubt == doubted => {
                         let snapshot = snapshots.get(0).unwrap_or_default();
-                        protocol::commit(&line.key, snapshot, (write, on_loss.marks()), to)
+                        protocol::commit(&queue_key.key, snapshot, (write, on_loss.marks()), to)
                     }
                     // Another server has taken over meanwhile.
-                    Some(_) => protocol::read([&*line.key].into_iter(), to),
+                    Some(_) => protocol::read([&*queue_key.key].into_iter(), to),
                 }
             };
-            let needs_time = (line.hash.low, limit.needs_time());
-            let reply = self.call(&line.key, slot, needs_time, deadline, say).await?;
+            let needs_time = (queue_key.hash.low, limit.needs_time());
+            let reply = self.call(&queue_key.key, slot, needs_time, deadline, say).await?;
             let (sent, received) = (reply.sent, reply.received);
             let next = Reply::new(&reply.value).and_then(|answer| match (answer, pending.take()) {
                 (Reply::Decided { .. }, Some(written)) => Ok(Next::Done(written.exchanged)),
@@ -179,7 +195,7 @@ impl Inner {
                 (Reply::Rare { .. }, Some(Pending { on_loss: OnLoss::AskScript, .. })) => Ok(Next::Again),
                 (Reply::Rare { now, snapshots }, _) => {
                     let doubt = *doubt.lock();
-                    let state = (&*line.key, snapshots.get(0)?);
+                    let state = (&*queue_key.key, snapshots.get(0)?);
                     let Computation { result, write, on_loss } =
                         exchange.compute(limit, doubt, state, now)?;
                     let exchanged = Exchanged { result, sent, received };
@@ -202,7 +218,7 @@ impl Inner {
 /// States of sets that were computed here and are to be written.
 struct PendingSets {
     snapshots: Snapshots,
-    doubts: Vec<Option<Doubt>>,
+    doubts: Vec<Option<FailoverGuard>>,
     now: Timestamp,
     sent: Instant,
     received: Instant,
@@ -216,7 +232,7 @@ impl PendingSets {
 
 impl Inner {
     /// Asks for sets whose keys are in one slot.
-    pub(super) async fn ask_set_states(
+    pub(in crate::redis) async fn ask_set_states(
         &self,
         call: &SetCall<'_>,
         deadline: Instant,
@@ -277,8 +293,8 @@ impl Inner {
         deadline: Instant,
     ) -> Result<NextSets, StoreError> {
         // An error is told of the first key, whichever of them it was.
-        let first = call.states.first().map(|member| &member.line);
-        let key = first.map_or("", |line| &*line.key);
+        let first = call.states.first().map(|member| &member.queue_key);
+        let key = first.map_or("", |queue_key| &*queue_key.key);
         let computed = pending.as_ref().map(|it| it.compute(call, Outcome::NOW)).transpose();
         let computed = computed.inspect_err(|why| self.count_failure(why))?;
         if let (Some(computed), Some(pending)) = (&computed, &pending)
@@ -289,8 +305,8 @@ impl Inner {
         }
         // Those of the server that has answered: each one that is tried has its own.
         let doubts = Mutex::new(Vec::new());
-        let say = |to: Bearings| {
-            let doubted: Vec<_> = call.states.iter().map(|it| Doubt::of(&it.limit, to)).collect();
+        let say = |to: ServerContext| {
+            let doubted: Vec<_> = call.states.iter().map(|it| FailoverGuard::of(&it.limit, to)).collect();
             let command = match (&pending, &computed) {
                 (Some(pending), Some(computed)) if pending.doubts == doubted => {
                     let PendingSets { snapshots, now, .. } = pending;
@@ -309,7 +325,7 @@ impl Inner {
             command
         };
         let needs_time = call.states.iter().any(|member| member.limit.needs_time());
-        let hash = first.map_or(0, |line| line.hash.low);
+        let hash = first.map_or(0, |queue_key| queue_key.hash.low);
         let reply = self.call(key, self.routes.slot(key), (hash, needs_time), deadline, say).await?;
         let (sent, received) = (reply.sent, reply.received);
         let next = Reply::new(&reply.value).and_then(|answer| match (answer, &pending, computed) {

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::{Instant, sleep};
 
-use super::key_prefix::KeyPrefix;
-use super::node::{Bearings, jittered};
-use super::protocol;
-use super::routes::Routes;
+use crate::redis::key_prefix::KeyPrefix;
+use crate::redis::protocol;
+use crate::redis::server::{ServerContext, jittered};
+use crate::redis::topology::Routes;
 
 /// How often a node says that it lives.
 const SAY_EVERY: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ const SAY_WITHIN: Duration = Duration::from_millis(500);
 const COUNTS_FOR: Duration = Duration::from_secs(5);
 
 /// This node among the others.
-pub(super) struct Presence {
+pub(in crate::redis) struct Membership {
     id: String,
     /// The key that nodes say it under.
     key: String,
@@ -39,9 +39,9 @@ struct Fewer {
     most: u32,
 }
 
-impl Presence {
+impl Membership {
     /// A node that nobody has heard of yet.
-    pub(super) fn new(prefix: &KeyPrefix) -> Arc<Self> {
+    pub(in crate::redis) fn new(prefix: &KeyPrefix) -> Arc<Self> {
         let mut id = [0; 16];
         // Without randomness some nodes would count as one, and each would take a larger share of a limit.
         getrandom::fill(&mut id).expect("the operating system gives random numbers");
@@ -55,24 +55,25 @@ impl Presence {
     }
 
     /// How many nodes there were when the store last said so, this one among them.
-    pub(super) fn nodes(&self) -> Option<u32> {
+    pub(in crate::redis) fn nodes(&self) -> Option<u32> {
         Some(self.nodes.load(Ordering::Relaxed)).filter(|nodes| *nodes > 0)
     }
 
     /// When the store last took it in.
-    pub(super) fn last_said(&self) -> Option<Instant> {
+    pub(in crate::redis) fn last_heartbeat(&self) -> Option<Instant> {
         *self.said.lock()
     }
 
     /// Says and hears it, again and again.
-    pub(super) async fn keep_up(self: Arc<Self>, routes: Arc<Routes>) {
+    pub(in crate::redis) async fn keep_alive(self: Arc<Self>, routes: Arc<Routes>) {
         let key = &self.key;
         loop {
-            let say = |to: Bearings| protocol::live(key, &self.id, COUNTS_FOR.as_micros() as i64, to.now);
+            let say =
+                |to: ServerContext| protocol::live(key, &self.id, COUNTS_FOR.as_micros() as i64, to.now);
             let begun = Instant::now();
-            if let Ok(Value::Int(nodes)) = routes.tell(key, begun + SAY_WITHIN, say).await {
+            if let Ok(Value::Int(nodes)) = routes.send(key, begun + SAY_WITHIN, say).await {
                 *self.said.lock() = Some(begun);
-                self.hear(u32::try_from(nodes).unwrap_or(u32::MAX), Instant::now());
+                self.update(u32::try_from(nodes).unwrap_or(u32::MAX), Instant::now());
             }
             sleep(jittered(SAY_EVERY)).await;
         }
@@ -80,7 +81,7 @@ impl Presence {
 
     /// More nodes count at once; fewer only after all had the time to say that they live: a store that comes back empty knows of
     /// nobody at first, and a share that is too large lasts as long as the next outage.
-    fn hear(&self, nodes: u32, now: Instant) {
+    fn update(&self, nodes: u32, now: Instant) {
         let mut fewer = self.fewer.lock();
         if nodes >= self.nodes.load(Ordering::Relaxed) {
             *fewer = None;
@@ -104,21 +105,21 @@ mod tests {
 
     #[test]
     fn more_nodes_count_at_once_and_fewer_only_after_all_had_time_to_speak() {
-        let (presence, start) = (Presence::new(&KeyPrefix::default()), Instant::now());
-        let hear = |secs: u64, nodes| {
-            presence.hear(nodes, start + Duration::from_secs(secs));
-            presence.nodes()
+        let (membership, start) = (Membership::new(&KeyPrefix::default()), Instant::now());
+        let update = |secs: u64, nodes| {
+            membership.update(nodes, start + Duration::from_secs(secs));
+            membership.nodes()
         };
-        assert_eq!(presence.nodes(), None);
-        assert_eq!(hear(0, 1), Some(1));
-        assert_eq!(hear(1, 4), Some(4));
+        assert_eq!(membership.nodes(), None);
+        assert_eq!(update(0, 1), Some(1));
+        assert_eq!(update(1, 4), Some(4));
         // The store has forgotten everybody, and hears of one after another.
-        assert_eq!([hear(60, 1), hear(61, 2), hear(62, 4)], [Some(4); 3]);
+        assert_eq!([update(60, 1), update(61, 2), update(62, 4)], [Some(4); 3]);
         // One is really gone.
-        assert_eq!([70, 71, 72, 73, 74].map(|secs| hear(secs, 3)), [Some(4); 5]);
-        assert_eq!(hear(75, 3), Some(3));
+        assert_eq!([70, 71, 72, 73, 74].map(|secs| update(secs, 3)), [Some(4); 5]);
+        assert_eq!(update(75, 3), Some(3));
         // A gap begins anew.
-        assert_eq!([80, 81, 82, 90, 91, 92, 93, 94].map(|secs| hear(secs, 1)), [Some(3); 8]);
-        assert_eq!(hear(95, 2), Some(2), "the most that was spoken of");
+        assert_eq!([80, 81, 82, 90, 91, 92, 93, 94].map(|secs| update(secs, 1)), [Some(3); 8]);
+        assert_eq!(update(95, 2), Some(2), "the most that was spoken of");
     }
 }

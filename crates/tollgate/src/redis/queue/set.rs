@@ -8,48 +8,48 @@ use tokio::sync::oneshot;
 use tollgate_core::policy::WORK_MAX;
 use tollgate_core::{Ask, Decision, Limit};
 
-use super::Inner;
-use super::error::StoreError;
-use super::limit::StoredLimit;
-use super::lines::LineKey;
+use crate::redis::Inner;
+use crate::redis::error::StoreError;
+use crate::redis::limit::StoredLimit;
+use crate::redis::queue::QueueKey;
 
 /// Sets in one call. Equal ones cost the server no more than one.
 const SETS_MAX: usize = 1_024;
 /// One limit applied to one key, as part of a set.
 #[derive(Clone)]
-pub(super) struct Member {
-    pub(super) limit: Arc<StoredLimit>,
+pub(in crate::redis) struct Member {
+    pub(in crate::redis) limit: Arc<StoredLimit>,
     /// The key in the store.
-    pub(super) line: LineKey,
-    pub(super) ask: Ask,
-    pub(super) enforced: bool,
+    pub(in crate::redis) queue_key: QueueKey,
+    pub(in crate::redis) ask: Ask,
+    pub(in crate::redis) enforced: bool,
 }
 
 impl Member {
-    pub(super) fn limit(&self) -> &Limit {
+    pub(in crate::redis) fn limit(&self) -> &Limit {
         &self.limit.limit
     }
 
     /// Whether it can never be admitted.
-    pub(super) fn is_impossible(&self) -> bool {
+    pub(in crate::redis) fn is_impossible(&self) -> bool {
         self.ask.cost > self.limit().size()
     }
 
     /// Whether its state decides: what asks for nothing is always admitted, and what asks for too much never.
-    pub(super) fn is_asked(&self) -> bool {
+    pub(in crate::redis) fn is_asked(&self) -> bool {
         self.ask.cost > 0 && !self.is_impossible()
     }
 
-    pub(super) fn is_of(&self, line: &LineKey) -> bool {
-        self.line == *line
+    pub(in crate::redis) fn is_of(&self, queue_key: &QueueKey) -> bool {
+        self.queue_key == *queue_key
     }
 
     fn has_state_of(&self, other: &Self) -> bool {
-        self.line.hash == other.line.hash
+        self.queue_key.hash == other.queue_key.hash
     }
 
     fn is_equal(&self, other: &Self) -> bool {
-        self.ask == other.ask && self.enforced == other.enforced && self.line == other.line
+        self.ask == other.ask && self.enforced == other.enforced && self.queue_key == other.queue_key
     }
 
     /// Whether equal asks in a row are decided as one: nobody waits, and a denial leaves no trace.
@@ -68,12 +68,12 @@ impl Member {
 }
 
 /// Checks of one request whose keys are in one slot: all of them are taken, or none. No state stands twice.
-pub(super) struct CheckSet {
-    pub(super) members: SmallVec<[Member; 4]>,
+pub(in crate::redis) struct CheckSet {
+    pub(in crate::redis) members: SmallVec<[Member; 4]>,
 }
 
 impl CheckSet {
-    pub(super) fn is_equal(&self, other: &Self) -> bool {
+    pub(in crate::redis) fn is_equal(&self, other: &Self) -> bool {
         self.members.len() == other.members.len()
             && self.members.iter().zip(&other.members).all(|(one, other)| one.is_equal(other))
     }
@@ -86,13 +86,13 @@ impl CheckSet {
         self.members.iter().map(|member| member.limit().work()).sum()
     }
 
-    /// The member that is asked for in this line, by number.
-    pub(super) fn number_in(&self, line: &LineKey) -> Option<usize> {
-        self.members.iter().position(|member| member.is_of(line))
+    /// The member that is asked for in this queue_key, by number.
+    pub(in crate::redis) fn number_in(&self, queue_key: &QueueKey) -> Option<usize> {
+        self.members.iter().position(|member| member.is_of(queue_key))
     }
 
     /// Lets the driver give back what was taken for a request that is gone.
-    pub(super) fn give_back(&self, inner: &Arc<Inner>, answer: &SetAnswer) {
+    pub(in crate::redis) fn give_back(&self, inner: &Arc<Inner>, answer: &SetAnswer) {
         if !answer.all {
             return;
         }
@@ -102,14 +102,14 @@ impl CheckSet {
                 inner.tasks.hand_over(async move {
                     let start = decision.at.after(decision.outcome.delay());
                     // What cannot be given back comes back as the limit refills.
-                    let _ = to.refund(&member.limit, member.line.clone(), member.ask.cost, start).await;
+                    let _ = to.refund(&member.limit, member.queue_key.clone(), member.ask.cost, start).await;
                 });
             }
         }
     }
 
     /// The answer that is known of one member alone.
-    pub(super) fn denied_by(&self, number: usize, decision: Decision) -> SetAnswer {
+    pub(in crate::redis) fn denied_by(&self, number: usize, decision: Decision) -> SetAnswer {
         let mut decisions = SmallVec::from_elem(None, self.members.len());
         decisions[number] = Some(decision);
         SetAnswer { all: false, decisions }
@@ -118,48 +118,48 @@ impl CheckSet {
 
 /// What became of a set.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct SetAnswer {
+pub(in crate::redis) struct SetAnswer {
     /// Whether permits were taken: from all of its limits, but those that are only counted and deny.
-    pub(super) all: bool,
+    pub(in crate::redis) all: bool,
     /// By member. None: another member is known to deny, and nobody has asked for this one.
-    pub(super) decisions: SmallVec<[Option<Decision>; 4]>,
+    pub(in crate::redis) decisions: SmallVec<[Option<Decision>; 4]>,
 }
 
 /// Somebody whose set has not been decided yet.
-pub(super) struct SetWaiter {
-    pub(super) set: Arc<CheckSet>,
-    pub(super) answer: oneshot::Sender<Result<SetAnswer, StoreError>>,
+pub(in crate::redis) struct SetWaiter {
+    pub(in crate::redis) set: Arc<CheckSet>,
+    pub(in crate::redis) answer: oneshot::Sender<Result<SetAnswer, StoreError>>,
     /// Set when the request is gone, where the waiting goes on without it.
-    pub(super) left: Arc<AtomicBool>,
+    pub(in crate::redis) left: Arc<AtomicBool>,
 }
 
 impl SetWaiter {
-    pub(super) fn has_left(&self) -> bool {
+    pub(in crate::redis) fn has_left(&self) -> bool {
         self.answer.is_closed() || self.left.load(Ordering::Acquire)
     }
 }
 
 /// Equal sets in one call.
-pub(super) struct Group {
-    pub(super) set: Arc<CheckSet>,
-    pub(super) waiters: Vec<SetWaiter>,
+pub(in crate::redis) struct Group {
+    pub(in crate::redis) set: Arc<CheckSet>,
+    pub(in crate::redis) waiters: Vec<SetWaiter>,
 }
 
 /// Sets that one call decides. Either they are equal, or they share exactly one key.
 #[derive(Default)]
-pub(super) struct SetBatch {
-    pub(super) groups: Vec<Group>,
+pub(in crate::redis) struct SetBatch {
+    pub(in crate::redis) groups: Vec<Group>,
     sets: usize,
     work: usize,
 }
 
 impl SetBatch {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::redis) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Adds somebody who waits in a line, or gives them back if they have to go in another call.
-    pub(super) fn add(&mut self, waiter: SetWaiter, line: &LineKey) -> Result<(), SetWaiter> {
+    /// Adds somebody who waits in a queue_key, or gives them back if they have to go in another call.
+    pub(in crate::redis) fn add(&mut self, waiter: SetWaiter, queue_key: &QueueKey) -> Result<(), SetWaiter> {
         if self.sets >= SETS_MAX {
             return Err(waiter);
         }
@@ -178,7 +178,7 @@ impl SetBatch {
             self.sets += 1;
             return Ok(());
         }
-        if !set.is_plain() || self.work + set.work() > WORK_MAX || !self.can_share(&first, set, line) {
+        if !set.is_plain() || self.work + set.work() > WORK_MAX || !self.can_share(&first, set, queue_key) {
             return Err(waiter);
         }
         (self.sets, self.work) = (self.sets + 1, self.work + set.work());
@@ -186,9 +186,11 @@ impl SetBatch {
         Ok(())
     }
 
-    /// Whether a set can join this call: it asks the line's key for the same as the first set, and shares no other key.
-    fn can_share(&self, first: &CheckSet, set: &CheckSet, line: &LineKey) -> bool {
-        let (Some(one), Some(other)) = (first.number_in(line), set.number_in(line)) else { return false };
+    /// Whether a set can join this call: it asks the queue_key's key for the same as the first set, and shares no other key.
+    fn can_share(&self, first: &CheckSet, set: &CheckSet, queue_key: &QueueKey) -> bool {
+        let (Some(one), Some(other)) = (first.number_in(queue_key), set.number_in(queue_key)) else {
+            return false;
+        };
         // What a log would answer to those whom another limit denies is not told by the script.
         if !first.members[one].is_equal(&set.members[other])
             || matches!(first.members[one].limit(), Limit::SlidingLog(_))
@@ -203,23 +205,23 @@ impl SetBatch {
 }
 
 /// Sets as they go to the server: every state once.
-pub(super) struct SetCall<'a> {
+pub(in crate::redis) struct SetCall<'a> {
     /// The one that all groups have in common comes first, if there is one.
-    pub(super) states: Vec<&'a Member>,
-    pub(super) has_shared: bool,
-    pub(super) groups: Vec<GroupCall<'a>>,
+    pub(in crate::redis) states: Vec<&'a Member>,
+    pub(in crate::redis) has_shared: bool,
+    pub(in crate::redis) groups: Vec<GroupCall<'a>>,
 }
 
-pub(super) struct GroupCall<'a> {
-    pub(super) set: &'a Arc<CheckSet>,
+pub(in crate::redis) struct GroupCall<'a> {
+    pub(in crate::redis) set: &'a Arc<CheckSet>,
     /// How many equal sets.
-    pub(super) count: usize,
+    pub(in crate::redis) count: usize,
     /// By member: the number of its state.
-    pub(super) states: SmallVec<[usize; 4]>,
+    pub(in crate::redis) states: SmallVec<[usize; 4]>,
 }
 
 impl<'a> SetCall<'a> {
-    pub(super) fn one(set: &'a Arc<CheckSet>) -> Self {
+    pub(in crate::redis) fn one(set: &'a Arc<CheckSet>) -> Self {
         Self {
             states: set.members.iter().collect(),
             has_shared: false,
@@ -228,12 +230,12 @@ impl<'a> SetCall<'a> {
     }
 
     /// The keys of the states in the store.
-    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.states.iter().map(|member| &*member.line.key)
+    pub(in crate::redis) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.states.iter().map(|member| &*member.queue_key.key)
     }
 
     /// How many sets ask for each state: those of its group, or all of them for the one that they have in common.
-    pub(super) fn askers(&self) -> SmallVec<[usize; 8]> {
+    pub(in crate::redis) fn askers(&self) -> SmallVec<[usize; 8]> {
         let mut askers = SmallVec::from_elem(0, self.states.len());
         for group in &self.groups {
             group.states.iter().for_each(|state| askers[*state] += group.count);
@@ -242,33 +244,33 @@ impl<'a> SetCall<'a> {
     }
 
     /// How many sets are asked for.
-    pub(super) fn sets(&self) -> usize {
+    pub(in crate::redis) fn sets(&self) -> usize {
         self.groups.iter().map(|group| group.count).sum()
     }
 
     /// Whether some of the limits are logs.
-    pub(super) fn has_logs(&self) -> bool {
+    pub(in crate::redis) fn has_logs(&self) -> bool {
         self.states.iter().any(|member| matches!(member.limit(), Limit::SlidingLog(_)))
     }
 
-    /// The members with states of their own, but for a line's, each with the number of its group.
-    pub(super) fn others(&self, line: &LineKey) -> Vec<(&'a Member, usize)> {
+    /// The members with states of their own, but for a queue_key's, each with the number of its group.
+    pub(in crate::redis) fn others(&self, queue_key: &QueueKey) -> Vec<(&'a Member, usize)> {
         let groups = self.groups.iter().enumerate();
         groups
             .flat_map(|(number, group)| group.set.members.iter().map(move |member| (member, number)))
-            .filter(|(member, _)| member.enforced && !member.is_of(line))
+            .filter(|(member, _)| member.enforced && !member.is_of(queue_key))
             .collect()
     }
 
-    pub(super) fn of(batch: &'a SetBatch, line: &LineKey) -> Self {
+    pub(in crate::redis) fn of(batch: &'a SetBatch, queue_key: &QueueKey) -> Self {
         let shared = match &batch.groups[..] {
-            [first, _, ..] => first.set.members.iter().find(|member| member.is_of(line)),
+            [first, _, ..] => first.set.members.iter().find(|member| member.is_of(queue_key)),
             _ => None,
         };
         let mut states: Vec<_> = shared.into_iter().collect();
         let groups = batch.groups.iter().map(|group| {
             let number = |member: &'a Member| match shared {
-                Some(_) if member.is_of(line) => 0,
+                Some(_) if member.is_of(queue_key) => 0,
                 _ => {
                     states.push(member);
                     states.len() - 1

@@ -1,5 +1,11 @@
 //! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
 
+pub(in crate::redis) mod breaker;
+mod eviction;
+mod expiry;
+pub(in crate::redis) mod failover;
+mod reach;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,47 +24,47 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tollgate_core::{BreakerConfig, Timestamp};
 
-use super::error::{StoreError, connect_error, is_refusal};
-use super::eviction::{evicts, maxmemory_policy};
-use super::expiry::{blocks_on_expiry, warn_of_blocking_expiry};
-use super::fuse::{Crossing, Fuse};
-use super::key_prefix::KeyPrefix;
-use super::protocol::{SCRIPTS, Script};
-use super::reach::Reach;
-use super::takeover::{Takeover, Takeovers};
-use super::url::Address;
+use crate::redis::error::{StoreError, connect_error, is_refusal};
+use crate::redis::key_prefix::KeyPrefix;
+use crate::redis::protocol::{SCRIPTS, Script};
+use crate::redis::server::breaker::{BreakerPermit, ServerBreaker};
+use crate::redis::server::eviction::{evicts, maxmemory_policy};
+use crate::redis::server::expiry::{blocks_on_expiry, warn_of_blocking_expiry};
+use crate::redis::server::failover::{Failover, Failovers};
+use crate::redis::server::reach::Reach;
+use crate::redis::url::Address;
 
 /// How to enter servers.
-pub(super) struct Entry {
-    pub(super) tls: bool,
-    pub(super) certificates: TlsCertificates,
-    pub(super) username: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: i64,
+pub(in crate::redis) struct ConnectOptions {
+    pub(in crate::redis) tls: bool,
+    pub(in crate::redis) certificates: TlsCertificates,
+    pub(in crate::redis) username: Option<String>,
+    pub(in crate::redis) password: Option<String>,
+    pub(in crate::redis) database: i64,
     /// For a connection to be open, with everything on it that a decision needs.
-    pub(super) connect_timeout: Duration,
+    pub(in crate::redis) connect_timeout: Duration,
     /// Connections to each server.
-    pub(super) connections: usize,
+    pub(in crate::redis) connections: usize,
     /// What heads every key.
-    pub(super) key_prefix: KeyPrefix,
+    pub(in crate::redis) key_prefix: KeyPrefix,
     /// Whether servers must say that they are primaries.
-    pub(super) primaries_only: bool,
+    pub(in crate::redis) primaries_only: bool,
     /// When a server that fails is left alone.
-    pub(super) breaker: BreakerConfig,
+    pub(in crate::redis) breaker: BreakerConfig,
     /// A server that does not answer within this is too slow.
-    pub(super) patience: Duration,
+    pub(in crate::redis) patience: Duration,
     /// Histories that were met. None for servers that hold no states.
-    pub(super) takeovers: Option<Arc<Takeovers>>,
+    pub(in crate::redis) failovers: Option<Arc<Failovers>>,
 }
 
 /// Commands that a connection takes up before the next one waits: a batch that one write carries.
 const PIPELINE_COMMANDS: usize = 1_024;
 /// Between two attempts to connect: the first pause, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-pub(super) const PAUSE_MAX: Duration = Duration::from_millis(500);
+pub(in crate::redis) const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// After a refusal that only a person mends: less than one attempt a second, so that no account is locked for it.
-pub(super) const PAUSE_REFUSED: Duration = Duration::from_millis(1_100);
-/// How long a node without slots is kept after a key on the move was asked for there.
+pub(in crate::redis) const PAUSE_REFUSED: Duration = Duration::from_millis(1_100);
+/// How long a server without slots is kept after a key on the move was asked for there.
 const ASKED_FOR: Duration = Duration::from_secs(60);
 /// A connection that does not answer a PING within this is dead, whatever the system says. Longer than the pauses of a
 /// healthy server.
@@ -76,9 +82,9 @@ const PING_SLOW: Duration = Duration::from_millis(50);
 /// A connection that is lost within this was of no use: after a second one, the next attempt is held back as if it had failed.
 const USEFUL_MIN: Duration = Duration::from_secs(1);
 
-impl Entry {
+impl ConnectOptions {
     /// A client for one server.
-    pub(super) fn client(&self, address: &Address) -> RedisResult<Client> {
+    pub(in crate::redis) fn client(&self, address: &Address) -> RedisResult<Client> {
         let place = match address {
             Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
             Address::Tcp { host, port } if self.tls => {
@@ -106,7 +112,7 @@ impl Entry {
     }
 
     /// A connection, for whatever it is wanted.
-    pub(super) async fn connect(&self, address: &Address) -> RedisResult<MultiplexedConnection> {
+    pub(in crate::redis) async fn connect(&self, address: &Address) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             // The callers wait no longer than `connect_timeout`, and each call has its own deadline, which counts from before it was sent.
             .set_connection_timeout(None)
@@ -117,13 +123,13 @@ impl Entry {
 }
 
 /// One server.
-pub(super) struct Node {
-    pub(super) address: Address,
-    pub(super) name: Arc<str>,
-    entry: Arc<Entry>,
-    lanes: Box<[Lane]>,
+pub(in crate::redis) struct Server {
+    pub(in crate::redis) address: Address,
+    pub(in crate::redis) name: Arc<str>,
+    options: Arc<ConnectOptions>,
+    pool: Box<[PooledConnection]>,
     /// Since when it writes its own history, if that is known.
-    takeover: Mutex<Option<Takeover>>,
+    failover: Mutex<Option<Failover>>,
     /// The server's `maxmemory-policy`, if it may evict states under it.
     evicts_by: Mutex<Option<String>>,
     /// Whether it was said that expired keys are freed while others wait.
@@ -135,18 +141,18 @@ pub(super) struct Node {
     is_clock_estimated: AtomicBool,
     /// When each script was last loaded because it was missing. One is not held up by another.
     loaded: Box<[tokio::sync::Mutex<Option<Instant>>]>,
-    /// When a key that is on the move was last asked for here: such a node may have no slots yet.
+    /// When a key that is on the move was last asked for here: such a server may have no slots yet.
     asked: Mutex<Option<Instant>>,
     /// Which calls go through.
-    pub(super) fuse: Arc<Fuse>,
+    pub(in crate::redis) breaker: Arc<ServerBreaker>,
     /// Told when a connection is lost or cannot be had: the server may no longer be the right one.
-    pub(super) doubt: Arc<Notify>,
-    pub(super) retired: CancellationToken,
+    pub(in crate::redis) doubt: Arc<Notify>,
+    pub(in crate::redis) retired: CancellationToken,
 }
 
 /// One connection, or the want of one.
-struct Lane {
-    state: RwLock<LaneState>,
+struct PooledConnection {
+    state: RwLock<PooledState>,
     changed: Notify,
     lost: Notify,
     /// Told when a call was not answered in time.
@@ -154,7 +160,7 @@ struct Lane {
     opened: AtomicU64,
 }
 
-enum LaneState {
+enum PooledState {
     /// For the first time, or again after it was lost: callers wait.
     Opening,
     Open {
@@ -165,12 +171,12 @@ enum LaneState {
     Closed(StoreError),
 }
 
-impl Lane {
+impl PooledConnection {
     /// Tells callers why there is no connection, unless they were told already.
     fn close_if_opening(&self, why: StoreError) {
         let mut state = self.state.write();
-        if matches!(*state, LaneState::Opening) {
-            *state = LaneState::Closed(why);
+        if matches!(*state, PooledState::Opening) {
+            *state = PooledState::Closed(why);
         }
         drop(state);
         self.changed.notify_waiters();
@@ -179,77 +185,77 @@ impl Lane {
 
 /// What a command must know of the server that it goes to.
 #[derive(Clone, Copy)]
-pub(super) struct Bearings {
+pub(in crate::redis) struct ServerContext {
     /// The time, where a script may not read it.
-    pub(super) now: Option<Timestamp>,
+    pub(in crate::redis) now: Option<Timestamp>,
     /// About what its clock shows, if that was asked for. A script that reads the clock may find another time there.
-    pub(super) about: Timestamp,
+    pub(in crate::redis) about: Timestamp,
     /// Since when it writes its own history, if that is known.
-    pub(super) takeover: Option<Takeover>,
+    pub(in crate::redis) failover: Option<Failover>,
 }
 
 /// A connection on loan for one call.
-pub(super) struct Borrowed {
-    pub(super) connection: MultiplexedConnection,
-    lane: usize,
+pub(in crate::redis) struct Borrowed {
+    pub(in crate::redis) connection: MultiplexedConnection,
+    index: usize,
     number: u64,
 }
 
-impl Node {
-    pub(super) fn new(address: Address, entry: Arc<Entry>, doubt: Arc<Notify>) -> Self {
-        let lane = |_| Lane {
-            state: RwLock::new(LaneState::Opening),
+impl Server {
+    pub(in crate::redis) fn new(address: Address, options: Arc<ConnectOptions>, doubt: Arc<Notify>) -> Self {
+        let pooled = |_| PooledConnection {
+            state: RwLock::new(PooledState::Opening),
             changed: Notify::new(),
             lost: Notify::new(),
             doubted: Notify::new(),
             opened: AtomicU64::new(0),
         };
         let name: Arc<str> = address.to_string().into();
-        let fuse = Fuse::new(Arc::clone(&name), entry.breaker);
+        let breaker = ServerBreaker::new(Arc::clone(&name), options.breaker);
         Self {
             name,
             address,
-            lanes: (0..entry.connections.max(1)).map(lane).collect(),
-            entry,
+            pool: (0..options.connections.max(1)).map(pooled).collect(),
+            options,
             clock: Mutex::new(None),
             evicts_by: Mutex::new(None),
             warned_of_expiry: AtomicBool::new(false),
             reach: tokio::sync::Mutex::default(),
-            takeover: Mutex::new(None),
+            failover: Mutex::new(None),
             is_clock_estimated: AtomicBool::new(false),
             loaded: SCRIPTS.all().map(|_| tokio::sync::Mutex::default()).collect(),
             asked: Mutex::new(None),
-            fuse,
+            breaker,
             doubt,
             retired: CancellationToken::new(),
         }
     }
 
     /// How many connections it has, or wants.
-    pub(super) fn lanes(&self) -> usize {
-        self.lanes.len()
+    pub(in crate::redis) fn pool_size(&self) -> usize {
+        self.pool.len()
     }
 
     /// A key that is on the move is asked for here.
-    pub(super) fn ask(&self) {
+    pub(in crate::redis) fn ask(&self) {
         *self.asked.lock() = Some(Instant::now());
     }
 
     /// Whether keys are on their way here.
-    pub(super) fn is_asked(&self) -> bool {
+    pub(in crate::redis) fn is_asked(&self) -> bool {
         self.asked.lock().is_some_and(|asked| asked.elapsed() < ASKED_FOR)
     }
 
-    fn lane_of(&self, hash: u64) -> usize {
-        (hash % self.lanes.len() as u64) as usize
+    fn pool_index(&self, hash: u64) -> usize {
+        (hash % self.pool.len() as u64) as usize
     }
 
     /// Lets a call on keys of this hash through the breaker, or says why not. A connection that has failed since the breaker
     /// opened is newer evidence of whether the server can be reached.
-    pub(super) fn permit(&self, hash: u64, now: Instant) -> Result<Crossing, StoreError> {
-        self.fuse.permit(now).map_err(|mut refusal| {
-            if let (StoreError::BreakerOpen { reachable, .. }, LaneState::Closed(why)) =
-                (&mut refusal, &*self.lanes[self.lane_of(hash)].state.read())
+    pub(in crate::redis) fn permit(&self, hash: u64, now: Instant) -> Result<BreakerPermit, StoreError> {
+        self.breaker.permit(now).map_err(|mut refusal| {
+            if let (StoreError::BreakerOpen { reachable, .. }, PooledState::Closed(why)) =
+                (&mut refusal, &*self.pool[self.pool_index(hash)].state.read())
             {
                 *reachable = why.is_reachable();
             }
@@ -258,32 +264,32 @@ impl Node {
     }
 
     /// A connection for keys of this hash, if there is one.
-    pub(super) fn try_borrow(&self, hash: u64) -> Option<Borrowed> {
-        let lane = self.lane_of(hash);
-        match &*self.lanes[lane].state.read() {
-            LaneState::Open { connection, number } => {
-                Some(Borrowed { connection: connection.clone(), lane, number: *number })
+    pub(in crate::redis) fn try_borrow(&self, hash: u64) -> Option<Borrowed> {
+        let index = self.pool_index(hash);
+        match &*self.pool[index].state.read() {
+            PooledState::Open { connection, number } => {
+                Some(Borrowed { connection: connection.clone(), index, number: *number })
             }
-            LaneState::Opening | LaneState::Closed(_) => None,
+            PooledState::Opening | PooledState::Closed(_) => None,
         }
     }
 
     /// A connection for keys of this hash, as soon as there is one.
-    pub(super) async fn borrow(&self, hash: u64, deadline: Instant) -> Result<Borrowed, StoreError> {
-        let lane_number = self.lane_of(hash);
-        let lane = &self.lanes[lane_number];
+    pub(in crate::redis) async fn borrow(
+        &self,
+        hash: u64,
+        deadline: Instant,
+    ) -> Result<Borrowed, StoreError> {
+        let index = self.pool_index(hash);
+        let pooled = &self.pool[index];
         loop {
-            let changed = lane.changed.notified();
-            match &*lane.state.read() {
-                LaneState::Open { connection, number } => {
-                    return Ok(Borrowed {
-                        connection: connection.clone(),
-                        lane: lane_number,
-                        number: *number,
-                    });
+            let changed = pooled.changed.notified();
+            match &*pooled.state.read() {
+                PooledState::Open { connection, number } => {
+                    return Ok(Borrowed { connection: connection.clone(), index, number: *number });
                 }
-                LaneState::Closed(why) => return Err(why.clone()),
-                LaneState::Opening => {}
+                PooledState::Closed(why) => return Err(why.clone()),
+                PooledState::Opening => {}
             }
             let opened = async {
                 tokio::select! {
@@ -303,22 +309,22 @@ impl Node {
     }
 
     /// A call on this connection was not answered in time: it may be dead.
-    pub(super) fn unanswered(&self, borrowed: &Borrowed) {
-        self.lanes[borrowed.lane].doubted.notify_one();
+    pub(in crate::redis) fn unanswered(&self, borrowed: &Borrowed) {
+        self.pool[borrowed.index].doubted.notify_one();
     }
 
     /// This connection is of no more use.
-    pub(super) fn lost(&self, borrowed: &Borrowed) {
-        let lane = &self.lanes[borrowed.lane];
-        if self.forget(lane, borrowed.number, LaneState::Opening) {
-            lane.lost.notify_one();
+    pub(in crate::redis) fn lost(&self, borrowed: &Borrowed) {
+        let pooled = &self.pool[borrowed.index];
+        if self.forget(pooled, borrowed.number, PooledState::Opening) {
+            pooled.lost.notify_one();
         }
     }
 
     /// Takes a connection out of use, unless it was opened anew since.
-    fn forget(&self, lane: &Lane, lost: u64, instead: LaneState) -> bool {
-        let mut state = lane.state.write();
-        let current = matches!(&*state, LaneState::Open { number, .. } if *number == lost);
+    fn forget(&self, pooled: &PooledConnection, lost: u64, instead: PooledState) -> bool {
+        let mut state = pooled.state.write();
+        let current = matches!(&*state, PooledState::Open { number, .. } if *number == lost);
         if current {
             *state = instead;
             self.doubt.notify_one();
@@ -355,7 +361,7 @@ impl Node {
             (Arc::clone(&self.name), format!("no answer within {} ms", within.as_millis()));
         match is_reached {
             true => {
-                let tls = if self.entry.tls { " (does it speak TLS at this port?)" } else { "" };
+                let tls = if self.options.tls { " (does it speak TLS at this port?)" } else { "" };
                 Err(StoreError::Unavailable { server, why: format!("{silence}{tls}").into() })
             }
             false => {
@@ -381,28 +387,28 @@ impl Node {
     }
 
     /// Whether any connection is open and calls go through, or why not.
-    pub(super) fn health(&self) -> Result<(), StoreError> {
-        self.fuse.health()?;
+    pub(in crate::redis) fn health(&self) -> Result<(), StoreError> {
+        self.breaker.health()?;
         let mut why = None;
-        for lane in &self.lanes {
-            match &*lane.state.read() {
-                LaneState::Open { .. } => return Ok(()),
-                LaneState::Closed(closed) => why = Some(closed.clone()),
-                LaneState::Opening => {}
+        for pooled in &self.pool {
+            match &*pooled.state.read() {
+                PooledState::Open { .. } => return Ok(()),
+                PooledState::Closed(closed) => why = Some(closed.clone()),
+                PooledState::Opening => {}
             }
         }
         Err(why.unwrap_or_else(|| self.opening()))
     }
 
     /// What a command must know of the server; what its clock shows only if that is needed.
-    pub(super) fn bearings(&self, needs_time: bool) -> Bearings {
+    pub(in crate::redis) fn context(&self, needs_time: bool) -> ServerContext {
         let is_estimated = self.is_clock_estimated.load(Ordering::Relaxed);
         let estimated = if needs_time || is_estimated { self.estimated_now() } else { None };
-        Bearings {
+        ServerContext {
             now: estimated.filter(|_| is_estimated),
             // A server whose clock was never read says what it shows if this is wrong.
             about: estimated.unwrap_or_default(),
-            takeover: *self.takeover.lock(),
+            failover: *self.failover.lock(),
         }
     }
 
@@ -413,38 +419,38 @@ impl Node {
     }
 
     /// Takes over what the server's clock shows.
-    pub(super) fn set_clock(&self, us: u64) {
+    pub(in crate::redis) fn set_clock(&self, us: u64) {
         *self.clock.lock() = Some((us, Instant::now()));
     }
 
-    /// Keeps one connection open until the node is retired.
-    pub(super) async fn keep_open(self: Arc<Self>, lane: usize) {
+    /// Keeps one connection open until the server is retired.
+    pub(in crate::redis) async fn keep_open(self: Arc<Self>, index: usize) {
         let retired = self.retired.clone();
         tokio::select! {
             () = retired.cancelled() => {}
-            () = self.reopen(&self.lanes[lane]) => {}
+            () = self.reopen(&self.pool[index]) => {}
         }
     }
 
-    async fn reopen(&self, lane: &Lane) {
+    async fn reopen(&self, pooled: &PooledConnection) {
         let mut pause = PAUSE_MIN;
         let mut short_lived = false;
         let mut said: Option<String> = None;
         let mut renew = RENEW_MIN;
         loop {
             let began = Instant::now();
-            match self.open(lane, &mut said, renew).await {
+            match self.open(pooled, &mut said, renew).await {
                 Ok(connection) => {
                     renew = RENEW_MIN;
                     if said.take().is_some() {
                         tracing::info!(server = %self.name, "connected again");
                     }
                     let opened = Instant::now();
-                    let number = lane.opened.fetch_add(1, Ordering::Relaxed) + 1;
-                    *lane.state.write() = LaneState::Open { connection: connection.clone(), number };
-                    lane.changed.notify_waiters();
-                    self.fuse.reachable();
-                    self.until_lost(lane, connection, number).await;
+                    let number = pooled.opened.fetch_add(1, Ordering::Relaxed) + 1;
+                    *pooled.state.write() = PooledState::Open { connection: connection.clone(), number };
+                    pooled.changed.notify_waiters();
+                    self.breaker.reachable();
+                    self.until_lost(pooled, connection, number).await;
                     if opened.elapsed() >= USEFUL_MIN {
                         (pause, short_lived) = (PAUSE_MIN, false);
                         continue;
@@ -454,17 +460,17 @@ impl Node {
                         continue;
                     }
                     let why = "it was lost as soon as it was opened".into();
-                    lane.close_if_opening(StoreError::Unavailable { server: Arc::clone(&self.name), why });
+                    pooled.close_if_opening(StoreError::Unavailable { server: Arc::clone(&self.name), why });
                     sleep(jittered(pause)).await;
                     pause = PAUSE_MAX.min(pause * 2);
                 }
                 Err(why) => {
                     let refused = matches!(why, StoreError::Refused { .. });
-                    self.not_opened(lane, why, &mut said);
+                    self.not_opened(pooled, why, &mut said);
                     if began.elapsed() >= renew {
                         renew = RENEW_MAX.min(renew * 2);
                     }
-                    if began.elapsed() >= self.entry.connect_timeout {
+                    if began.elapsed() >= self.options.connect_timeout {
                         // Long enough: a server that is silent now may be there a moment later.
                         pause = PAUSE_MIN;
                     }
@@ -476,23 +482,28 @@ impl Node {
     }
 
     /// An attempt to open a connection has failed, or lasts for too long. What is said is said once.
-    fn not_opened(&self, lane: &Lane, why: StoreError, said: &mut Option<String>) {
+    fn not_opened(&self, pooled: &PooledConnection, why: StoreError, said: &mut Option<String>) {
         let text = why.to_string();
         if said.as_ref() != Some(&text) {
             tracing::warn!(server = %self.name, "{text}");
         }
         *said = Some(text);
-        *lane.state.write() = LaneState::Closed(why);
-        lane.changed.notify_waiters();
+        *pooled.state.write() = PooledState::Closed(why);
+        pooled.changed.notify_waiters();
         self.doubt.notify_one();
     }
 
-    async fn until_lost(&self, lane: &Lane, mut connection: MultiplexedConnection, number: u64) {
+    async fn until_lost(
+        &self,
+        pooled: &PooledConnection,
+        mut connection: MultiplexedConnection,
+        number: u64,
+    ) {
         loop {
             tokio::select! {
-                () = lane.lost.notified() => return,
-                () = lane.doubted.notified() => {}
-                () = sleep(if self.fuse.is_slow() { PING_SLOW } else { PING_EVERY }) => {}
+                () = pooled.lost.notified() => return,
+                () = pooled.doubted.notified() => {}
+                () = sleep(if self.breaker.is_slow() { PING_SLOW } else { PING_EVERY }) => {}
             }
             let asked = Instant::now();
             let lives = async {
@@ -505,19 +516,19 @@ impl Node {
             };
             let dead = match self.answered(SILENCE_MAX, lives).await {
                 Ok(Ok(())) => {
-                    if asked.elapsed() <= self.entry.patience {
-                        self.fuse.prompt();
+                    if asked.elapsed() <= self.options.patience {
+                        self.breaker.prompt();
                     }
                     None
                 }
                 // A server that answers with an error lives.
                 Ok(Err(error)) => {
-                    (error.is_io_error() || error.is_connection_dropped()).then_some(LaneState::Opening)
+                    (error.is_io_error() || error.is_connection_dropped()).then_some(PooledState::Opening)
                 }
-                Err(silent) => Some(LaneState::Closed(silent)),
+                Err(silent) => Some(PooledState::Closed(silent)),
             };
             if let Some(instead) = dead {
-                self.forget(lane, number, instead);
+                self.forget(pooled, number, instead);
                 return;
             }
         }
@@ -527,17 +538,17 @@ impl Node {
     /// answer is waited for, since it will answer on this connection first; meanwhile callers are told.
     async fn open(
         &self,
-        lane: &Lane,
+        pooled: &PooledConnection,
         said: &mut Option<String>,
         renew: Duration,
     ) -> Result<MultiplexedConnection, StoreError> {
         let began = Instant::now();
         let mut opening = pin!(self.open_once());
         loop {
-            match self.answered(self.entry.connect_timeout, opening.as_mut()).await {
+            match self.answered(self.options.connect_timeout, opening.as_mut()).await {
                 Ok(opened) => return opened,
                 Err(silent) if silent.is_reachable() && began.elapsed() < renew => {
-                    self.not_opened(lane, silent, said);
+                    self.not_opened(pooled, silent, said);
                 }
                 Err(silent) => return Err(silent),
             }
@@ -546,12 +557,12 @@ impl Node {
 
     async fn open_once(&self) -> Result<MultiplexedConnection, StoreError> {
         let opening = async {
-            let mut connection = self.entry.connect(&self.address).await?;
+            let mut connection = self.options.connect(&self.address).await?;
             // Before anything long: a server hangs up on a stranger who says much, without saying why.
             let mut ping = Cmd::new();
             ping.arg("PING");
             single(connection.send_packed_command(&ping).await)?;
-            if self.entry.primaries_only {
+            if self.options.primaries_only {
                 self.expect_primary(&mut connection).await?;
             }
             load(&mut connection, SCRIPTS.all()).await?;
@@ -595,7 +606,7 @@ impl Node {
     }
 
     /// Makes a script known to a server that has forgotten it: once for all calls that were sent before it is done.
-    pub(super) async fn reload(
+    pub(in crate::redis) async fn reload(
         &self,
         script: &'static Script,
         borrowed: &mut Borrowed,
@@ -614,7 +625,7 @@ impl Node {
     async fn probe_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let mut probe = Pipeline::new();
         probe.cmd("SCRIPT").arg("LOAD").arg(&SCRIPTS.probe.source);
-        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(0).arg(format!("{}:probe", self.entry.key_prefix));
+        probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(0).arg(format!("{}:probe", self.options.key_prefix));
         let answer = connection.send_packed_commands(&probe, 1, 1).await?.pop().unwrap_or(Value::Nil);
         let error = match single(Ok(answer)) {
             // Without a privilege nothing will be decided.
@@ -642,10 +653,10 @@ impl Node {
 
     /// Finds out since when the server writes its own history: a limit with `failover_guard` may come at any time.
     async fn look_at_history(&self, connection: &mut MultiplexedConnection) {
-        let Some(takeovers) = &self.entry.takeovers else { return };
-        match takeovers.look(connection).await {
-            Ok(takeover) => *self.takeover.lock() = takeover,
-            Err(why) => takeovers.unseen(format!("{}: {why}", self.name)),
+        let Some(failovers) = &self.options.failovers else { return };
+        match failovers.look(connection).await {
+            Ok(failover) => *self.failover.lock() = failover,
+            Err(why) => failovers.unseen(format!("{}: {why}", self.name)),
         }
     }
 
@@ -671,7 +682,7 @@ impl Node {
     }
 
     /// The `maxmemory-policy` of the server, if it may evict states under it.
-    pub(super) fn evicts_by(&self) -> Option<String> {
+    pub(in crate::redis) fn evicts_by(&self) -> Option<String> {
         self.evicts_by.lock().clone()
     }
 }
@@ -698,15 +709,15 @@ async fn load(
 }
 
 /// An answer that is an error counts as one.
-pub(super) fn single(answer: RedisResult<Value>) -> RedisResult<Value> {
+pub(in crate::redis) fn single(answer: RedisResult<Value>) -> RedisResult<Value> {
     match answer {
         Ok(Value::ServerError(error)) => Err(RedisError::from(error)),
         other => other,
     }
 }
 
-/// Up to a quarter more, so that many nodes do not come at once.
-pub(super) fn jittered(pause: Duration) -> Duration {
+/// Up to a quarter more, so that many servers do not come at once.
+pub(in crate::redis) fn jittered(pause: Duration) -> Duration {
     let mut byte = [0];
     // Without randomness the pause is the plain one.
     let _ = getrandom::fill(&mut byte);

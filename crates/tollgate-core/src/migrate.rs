@@ -26,7 +26,7 @@ pub struct Carried {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Beside {
     /// What was consumed under earlier limits beyond what the state can hold.
-    pub over: Over,
+    pub carried_debt: CarriedDebt,
     /// What reservations have taken beyond their costs, the latest start last.
     pub forgone: Vec<Forgone>,
 }
@@ -36,14 +36,14 @@ pub struct Beside {
 /// A bucket pays them with what would overflow its brim, so that everything consumed flows back at the bucket's own rate. A window and
 /// a counter keep them until an instant, and add to them whatever is taken until then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Over {
+pub struct CarriedDebt {
     /// Whole permits.
     pub permits: i64,
     /// Of a bucket: units beyond them. Of a window or a counter: until when they count, in microseconds.
     pub rest: i64,
 }
 
-impl Over {
+impl CarriedDebt {
     /// Nothing.
     pub const NONE: Self = Self { permits: 0, rest: 0 };
 
@@ -79,8 +79,15 @@ pub(crate) struct Consumed {
 
 impl Consumed {
     /// `used` units, and what lies over.
-    pub(crate) const fn new(used: i64, over: Over, unit: i64, debt: i64, at: i64, last: Option<i64>) -> Self {
-        let (permits, rest) = (used / unit + over.permits, used % unit + over.rest);
+    pub(crate) const fn new(
+        used: i64,
+        carried_debt: CarriedDebt,
+        unit: i64,
+        debt: i64,
+        at: i64,
+        last: Option<i64>,
+    ) -> Self {
+        let (permits, rest) = (used / unit + carried_debt.permits, used % unit + carried_debt.rest);
         let whole = (rest >= unit) as i64;
         Self { permits: permits + whole, rest: rest - whole * unit, unit, debt, at, last }
     }
@@ -109,7 +116,7 @@ const fn rescale(part: i64, from: i64, to: i64) -> i64 {
 impl Limit {
     /// A state that was written under another limit, as it is under this one from `now` on. One of another algorithm is not carried
     /// over: the key starts afresh.
-    pub fn carry_over(&self, from: &Self, state: State, now: Timestamp) -> State {
+    pub fn migrate(&self, from: &Self, state: State, now: Timestamp) -> State {
         if self.home() != from.home() {
             return self.fresh(now);
         }
@@ -117,26 +124,26 @@ impl Limit {
             return state;
         }
         // What is forgone is counted in the former limit's units, and is lost.
-        let (state, Beside { over, .. }) = state.into_plain();
+        let (state, Beside { carried_debt, .. }) = state.into_plain();
         let carried = match (self, from, state) {
             (Self::FixedWindow(it), Self::FixedWindow(from), State::Window(state)) => {
-                let (state, over) = it.carry_over(from, state, over, now);
-                Some((State::Window(state), over))
+                let (state, carried_debt) = it.migrate(from, state, carried_debt, now);
+                Some((State::Window(state), carried_debt))
             }
             (Self::SlidingCounter(it), Self::SlidingCounter(from), State::Counter(state)) => {
-                if over == Over::NONE && it.cuts_like(from) {
+                if carried_debt == CarriedDebt::NONE && it.cuts_like(from) {
                     return State::Counter(state);
                 }
-                let (state, over) = it.carry_over(from, &state, over, now);
-                Some((State::Counter(state), over))
+                let (state, carried_debt) = it.migrate(from, &state, carried_debt, now);
+                Some((State::Counter(state), carried_debt))
             }
-            (_, _, state) => self.carry_bucket_over(from, state, over, now),
+            (_, _, state) => self.migrate_bucket(from, state, carried_debt, now),
         };
-        let Some((state, over)) = carried else { return self.fresh(now) };
+        let Some((state, carried_debt)) = carried else { return self.fresh(now) };
         // From the time of the former limit, which may have had longer ticks, to now.
-        let settled = self.settled(&state, now);
-        let over = self.over_after(over, &state, &settled, now);
-        settled.with(over.into())
+        let advanced = self.advanced(&state, now);
+        let carried_debt = self.carried_debt_after(carried_debt, &state, &advanced, now);
+        advanced.with(carried_debt.into())
     }
 
     /// Whether states of another limit mean the same under this one.
@@ -145,46 +152,46 @@ impl Limit {
     }
 
     /// A plain state as it is at `now`.
-    fn settled(&self, state: &State, now: Timestamp) -> State {
+    fn advanced(&self, state: &State, now: Timestamp) -> State {
         match (self, state) {
-            (Self::TokenBucket(it), State::Bucket(state)) => State::Bucket(it.settle(*state, now)),
-            (Self::LeakyBucket(it), State::Bucket(state)) => State::Bucket(it.room().settle(*state, now)),
-            (Self::IntervalBucket(it), State::Interval(state)) => State::Interval(it.settle(*state, now).0),
-            (Self::FixedWindow(it), State::Window(state)) => State::Window(it.settle(*state, now)),
-            (Self::SlidingCounter(it), State::Counter(state)) => State::Counter(it.settle(state, now).0),
+            (Self::TokenBucket(it), State::Bucket(state)) => State::Bucket(it.advance(*state, now)),
+            (Self::LeakyBucket(it), State::Bucket(state)) => State::Bucket(it.room().advance(*state, now)),
+            (Self::IntervalBucket(it), State::Interval(state)) => State::Interval(it.advance(*state, now).0),
+            (Self::FixedWindow(it), State::Window(state)) => State::Window(it.advance(*state, now)),
+            (Self::SlidingCounter(it), State::Counter(state)) => State::Counter(it.advance(state, now).0),
             (Self::CalendarQuota(_), State::Calendar(state)) => State::Calendar(*state),
             (_, State::Lent(lent)) => {
-                self.lender().map_or(State::Lent(*lent), |it| State::Lent(it.settle(*lent, now)))
+                self.lender().map_or(State::Lent(*lent), |it| State::Lent(it.advance(*lent, now)))
             }
             (_, other) => other.clone(),
         }
     }
 
-    fn carry_bucket_over(
+    fn migrate_bucket(
         &self,
         from: &Self,
         state: State,
-        over: Over,
+        carried_debt: CarriedDebt,
         now: Timestamp,
-    ) -> Option<(State, Over)> {
+    ) -> Option<(State, CarriedDebt)> {
         if let (State::Lent(lent), Some(it), Some(from)) = (&state, self.lender(), from.lender()) {
-            let (lent, over) = it.carry_over(&from, *lent, over, now);
-            return Some((State::Lent(lent), over));
+            let (lent, carried_debt) = it.migrate(&from, *lent, carried_debt, now);
+            return Some((State::Lent(lent), carried_debt));
         }
         // A limit that lends nothing takes what was lent for what it was in the first place: a debit.
         let consumed = match (from, state) {
-            (Self::IntervalBucket(from), State::Interval(state)) => from.consumed(state, over, now),
+            (Self::IntervalBucket(from), State::Interval(state)) => from.consumed(state, carried_debt, now),
             (from, State::Bucket(state) | State::Lent(LeaseState { bucket: state, .. })) => {
-                from.bucket()?.consumed(state, over, now)
+                from.bucket()?.consumed(state, carried_debt, now)
             }
             _ => return None,
         };
         if let Self::IntervalBucket(it) = self {
-            let (state, over) = it.resume(&consumed);
-            return Some((State::Interval(state), over));
+            let (state, carried_debt) = it.resume(&consumed);
+            return Some((State::Interval(state), carried_debt));
         }
-        let (state, over) = self.bucket()?.resume(&consumed, 0);
-        Some((State::Bucket(state), over))
+        let (state, carried_debt) = self.bucket()?.resume(&consumed, 0);
+        Some((State::Bucket(state), carried_debt))
     }
 
     /// Runs `change` on a state, or on the one that it carries, and keeps account of what is beside it.
@@ -201,54 +208,60 @@ impl Limit {
         let (before, beside) = state.clone().into_plain();
         let result = change(state.plain_mut());
         if before != *state.plain() {
-            let over = self.over_after(beside.over, &before, state.plain(), now);
+            let carried_debt = self.carried_debt_after(beside.carried_debt, &before, state.plain(), now);
             let forgone = self.still_forgone(beside.forgone, state.plain());
-            *state = state.plain().clone().with(Beside { over, forgone });
+            *state = state.plain().clone().with(Beside { carried_debt, forgone });
         }
         result
     }
 
     /// What lies over when a change at `now` has made one state of another. A state that was only looked at, or that has denied, is the
     /// same as before, and so is what lies over.
-    fn over_after(&self, over: Over, before: &State, after: &State, now: Timestamp) -> Over {
+    fn carried_debt_after(
+        &self,
+        carried_debt: CarriedDebt,
+        before: &State,
+        after: &State,
+        now: Timestamp,
+    ) -> CarriedDebt {
         if before == after {
-            return over;
+            return carried_debt;
         }
         match (self, before, after) {
             (Self::FixedWindow(it), State::Window(before), State::Window(after)) => {
-                it.over_after(over, *before, *after, now)
+                it.carried_debt_after(carried_debt, *before, *after, now)
             }
             (Self::SlidingCounter(it), State::Counter(before), State::Counter(after)) => {
-                it.over_after(over, before, after, now)
+                it.carried_debt_after(carried_debt, before, after, now)
             }
             (Self::IntervalBucket(it), State::Interval(before), State::Interval(after)) => {
-                it.over_after(over, *before, after.last)
+                it.carried_debt_after(carried_debt, *before, after.last)
             }
             (_, State::Lent(before), _) => match self.lender() {
-                Some(it) => it.over_after(over, *before, &it.settle(*before, now)),
-                None => over,
+                Some(it) => it.carried_debt_after(carried_debt, *before, &it.advance(*before, now)),
+                None => carried_debt,
             },
             (
                 _,
                 State::Bucket(before),
                 State::Bucket(after) | State::Lent(LeaseState { bucket: after, .. }),
             ) => match self.bucket() {
-                Some(it) => it.over_after(over, *before, after.at),
-                None => over,
+                Some(it) => it.carried_debt_after(carried_debt, *before, after.at),
+                None => carried_debt,
             },
-            _ => over,
+            _ => carried_debt,
         }
     }
 
     /// When a state is as good as none, if so much lies over.
-    pub(crate) fn full_with_over(&self, state: &State, over: Over) -> Timestamp {
+    pub(crate) fn full_with_debt(&self, state: &State, carried_debt: CarriedDebt) -> Timestamp {
         let full_at = self.full_at(state);
         match self {
-            Self::TokenBucket(it) => full_at.after(it.time_to_pay(over)),
-            Self::LeakyBucket(it) => full_at.after(it.room().time_to_pay(over)),
-            Self::IntervalBucket(it) => full_at.after(it.time_to_pay(over)),
+            Self::TokenBucket(it) => full_at.after(it.time_to_pay(carried_debt)),
+            Self::LeakyBucket(it) => full_at.after(it.room().time_to_pay(carried_debt)),
+            Self::IntervalBucket(it) => full_at.after(it.time_to_pay(carried_debt)),
             Self::FixedWindow(_) | Self::SlidingCounter(_) | Self::SlidingLog(_) | Self::CalendarQuota(_) => {
-                full_at.max(Timestamp::at(over.rest))
+                full_at.max(Timestamp::at(carried_debt.rest))
             }
         }
     }
@@ -292,9 +305,9 @@ impl State {
     }
 }
 
-impl From<Over> for Beside {
-    fn from(over: Over) -> Self {
-        Self { over, forgone: Vec::new() }
+impl From<CarriedDebt> for Beside {
+    fn from(carried_debt: CarriedDebt) -> Self {
+        Self { carried_debt, forgone: Vec::new() }
     }
 }
 

@@ -3,32 +3,35 @@
 //! A script that finds a plain state decides, writes, and answers with the state as it was: the questions are evaluated on that, and must
 //! come to the same number of admissions. Any other state is evaluated here alone, and says what has to be written.
 
+pub(in crate::redis) mod exchange;
+pub(in crate::redis) mod sets;
+
 use smallvec::SmallVec;
 use tollgate_core::algorithm::{Algorithm, LeaseBucket};
-use tollgate_core::{Ask, Decision, Grant, Limit, Micros, Outcome, Standing, State, Timestamp};
+use tollgate_core::{Ask, Decision, Grant, Limit, Micros, Outcome, State, Status, Timestamp};
 
-use super::error::StoreError;
-use super::limit::StoredLimit;
-use super::protocol::{
-    Change, Difference, Doubt, Fields, LogView, Question, Reader, Stored, is_lending, is_sent, lender,
-    plain_state, stored_state, wanted, write,
+use crate::backend::LeaseRequest;
+use crate::redis::error::StoreError;
+use crate::redis::limit::StoredLimit;
+use crate::redis::protocol::{
+    Change, Difference, FailoverGuard, Fields, LogView, Question, Reader, Stored, is_lending, is_sent,
+    lender, plain_state, stored_state, wanted, write,
 };
-use crate::backend::Wanted;
 
 /// What has to be written, and for how many milliseconds it matters.
-pub(super) type Write = (Difference, u64);
+pub(in crate::redis) type Write = (Difference, u64);
 
 /// What was computed on a state that is not plain.
-pub(super) struct Computation<T> {
-    pub(super) result: T,
+pub(in crate::redis) struct Computation<T> {
+    pub(in crate::redis) result: T,
     /// Nothing, if the state stays as it is.
-    pub(super) write: Option<Write>,
-    pub(super) on_loss: OnLoss,
+    pub(in crate::redis) write: Option<Write>,
+    pub(in crate::redis) on_loss: OnLoss,
 }
 
 /// What follows if other nodes have changed the state before the write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum OnLoss {
+pub(in crate::redis) enum OnLoss {
     /// The script is asked first: only a mark kept it from deciding. A mark by this node would follow on the mark of another, without end.
     AskScript,
     /// The next state is computed again. Permits of the state are lent, which few calls change.
@@ -39,26 +42,26 @@ pub(super) enum OnLoss {
 }
 
 impl OnLoss {
-    pub(super) fn marks(self) -> bool {
+    pub(in crate::redis) fn marks(self) -> bool {
         self == Self::MarkAndCompute
     }
 }
 
 /// The answers of a call on one key.
-pub(super) struct Evaluated {
+pub(in crate::redis) struct Evaluated {
     /// One for each question, in order.
-    pub(super) decisions: SmallVec<[Decision; 1]>,
+    pub(in crate::redis) decisions: SmallVec<[Decision; 1]>,
     /// What was lent to the one that borrows.
-    pub(super) grant: Option<Grant>,
+    pub(in crate::redis) grant: Option<Grant>,
     /// What can be known of later denials.
-    pub(super) memory: Memory,
+    pub(in crate::redis) memory: Memory,
     /// The server's time.
-    pub(super) now: Timestamp,
+    pub(in crate::redis) now: Timestamp,
 }
 
 /// What is known of a key after a call.
 #[derive(Clone, Debug)]
-pub(super) enum Memory {
+pub(in crate::redis) enum Memory {
     /// All of it.
     State(State),
     /// A log stays where it is: only that this was denied.
@@ -68,7 +71,7 @@ pub(super) enum Memory {
 }
 
 /// Evaluates questions on the state that a script has answered with.
-pub(super) fn evaluate(
+pub(in crate::redis) fn evaluate(
     stored: &StoredLimit,
     questions: &[Question],
     admitted: i64,
@@ -110,9 +113,9 @@ fn evaluate_on(limit: &Limit, questions: &[Question], mut state: State, now: Tim
             }
             false => limit.peek(&state, now, ask),
         };
-        decisions.push(decision(limit, outcome, limit.standing(&state, now), now));
+        decisions.push(decision(limit, outcome, limit.status(&state, now), now));
     }
-    let grant = wanted(questions).map(|Wanted { permits, parts, terms }| {
+    let grant = wanted(questions).map(|LeaseRequest { permits, parts, terms }| {
         let grant = terms.lend(limit, &mut state, now, permits, parts);
         taken += grant.permits as i64;
         grant
@@ -121,10 +124,10 @@ fn evaluate_on(limit: &Limit, questions: &[Question], mut state: State, now: Tim
 }
 
 /// Computes what questions are answered on a state that is not plain, and what has to be written.
-pub(super) fn compute(
+pub(in crate::redis) fn compute(
     stored: &StoredLimit,
     questions: &[Question],
-    doubt: Option<Doubt>,
+    doubt: Option<FailoverGuard>,
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
 ) -> Result<Computation<Evaluated>, StoreError> {
@@ -159,10 +162,10 @@ fn is_changed(before: &State, after: &State) -> bool {
 }
 
 /// Computes changes of a state. A return that is out of turn says which number it would have, and changes nothing.
-pub(super) fn compute_changes(
+pub(in crate::redis) fn compute_changes(
     stored: &StoredLimit,
     changes: &[Change],
-    doubt: Option<Doubt>,
+    doubt: Option<FailoverGuard>,
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
 ) -> Result<Computation<Option<u64>>, StoreError> {
@@ -216,20 +219,20 @@ fn take_back(limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at:
 }
 
 /// A state that was found in the store, as far as it is believed, under the limit that asks.
-pub(super) struct Found {
-    pub(super) state: State,
+pub(in crate::redis) struct Found {
+    pub(in crate::redis) state: State,
     /// Whether it was written under another limit.
-    pub(super) is_converted: bool,
+    pub(in crate::redis) is_converted: bool,
     /// What an ask does if other nodes change the state meanwhile.
-    pub(super) on_loss: OnLoss,
+    pub(in crate::redis) on_loss: OnLoss,
 }
 
 impl Found {
-    pub(super) fn new(
+    pub(in crate::redis) fn new(
         asking: &StoredLimit,
         key: &str,
         fields: &Fields<'_>,
-        doubt: Option<Doubt>,
+        doubt: Option<FailoverGuard>,
         now: Timestamp,
     ) -> Result<Self, StoreError> {
         let limit = &asking.limit;
@@ -244,10 +247,10 @@ impl Found {
             true => OnLoss::MarkAndCompute,
             false => on_loss(&state, now),
         };
-        if let Some(Doubt { since, life }) = doubt {
+        if let Some(FailoverGuard { since, life }) = doubt {
             under.distrust(&mut state, now, since, life);
         }
-        Ok(Self { state: limit.carry_over(&under, state, now), is_converted, on_loss })
+        Ok(Self { state: limit.migrate(&under, state, now), is_converted, on_loss })
     }
 }
 
@@ -266,8 +269,8 @@ fn on_loss(state: &State, now: Timestamp) -> OnLoss {
     }
 }
 
-pub(super) fn decision(limit: &Limit, outcome: Outcome, standing: Standing, at: Timestamp) -> Decision {
-    Decision { outcome, limit: limit.size(), remaining: standing.remaining, reset: standing.reset, at }
+pub(in crate::redis) fn decision(limit: &Limit, outcome: Outcome, status: Status, at: Timestamp) -> Decision {
+    Decision { outcome, limit: limit.size(), remaining: status.remaining, reset: status.reset, at }
 }
 
 /// As [`evaluate`], from the starts that the script has found.
@@ -284,13 +287,13 @@ fn evaluate_log(
         let (ask, takes) = (question.ask(), question.takes());
         if !is_sent(limit, ask) {
             let outcome = if ask.cost == 0 { Outcome::NOW } else { Outcome::Impossible };
-            decisions.push(decision(limit, outcome, view.standing(limit, now), now));
+            decisions.push(decision(limit, outcome, view.status(limit, now), now));
             continue;
         }
         let start = starts.next(&mut numbers)?;
         let outcome = view.outcome(limit, ask, start, now);
         let charged = if takes { view.take(limit, ask, outcome, start) } else { 0 };
-        let decided = decision(limit, outcome, view.standing(limit, now), now);
+        let decided = decision(limit, outcome, view.status(limit, now), now);
         if takes {
             taken += i64::from(outcome.is_admitted());
             memory = Memory::of_log(ask, decided, charged);
@@ -302,7 +305,7 @@ fn evaluate_log(
 
 impl Memory {
     /// What is known of a log after a take. A denial that was charged has changed what the next one is told.
-    pub(super) fn of_log(ask: Ask, decided: Decision, charged: i64) -> Self {
+    pub(in crate::redis) fn of_log(ask: Ask, decided: Decision, charged: i64) -> Self {
         match decided.outcome {
             Outcome::Denied { .. } if charged == 0 => Self::Denied(ask, decided),
             Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Self::Nothing,
@@ -310,7 +313,7 @@ impl Memory {
     }
 
     /// Denies an ask if the store would provably deny it too. The server's time is between `early` and `late`.
-    pub(super) fn denies(
+    pub(in crate::redis) fn denies(
         &self,
         limit: &Limit,
         ask: Ask,
@@ -326,7 +329,7 @@ impl Memory {
                     return None;
                 }
                 let outcome = limit.peek(state, early, ask);
-                Some(decision(limit, outcome, limit.standing(state, early), early))
+                Some(decision(limit, outcome, limit.status(state, early), early))
             }
             Self::Denied(asked, denied) => {
                 let since = |instant: Timestamp| instant.as_micros().saturating_sub(denied.at.as_micros());
@@ -356,10 +359,10 @@ mod tests {
     };
     use tollgate_testkit::{Random, RedisServer, long_or};
 
-    use super::super::node::Bearings;
-    use super::super::protocol::{self, Command, Kind, Reply, SCRIPTS};
     use super::*;
     use crate::check::LimitId;
+    use crate::redis::protocol::{self, Command, Kind, Reply, SCRIPTS};
+    use crate::redis::server::ServerContext;
     use crate::settings::LimitSettings;
 
     fn random_limit(random: &mut Random) -> Limit {
@@ -396,7 +399,8 @@ mod tests {
         if let Ok(terms) = LeaseTerms::of_any_size(limit, kind)
             && random.one_in(3)
         {
-            let wanted = Wanted { permits: random.below(limit.size()), parts: 1 + random.below(3), terms };
+            let wanted =
+                LeaseRequest { permits: random.below(limit.size()), parts: 1 + random.below(3), terms };
             questions.push(Question::Borrow(Ask::of(1), Box::new(wanted)));
         }
         questions
@@ -411,17 +415,17 @@ mod tests {
             &mut self,
             limit: &Limit,
             questions: &[Question],
-            doubt: Option<Doubt>,
+            doubt: Option<FailoverGuard>,
             now: Timestamp,
         ) -> Evaluated {
             let (under, mut state) = self.0.clone().unwrap_or_else(|| {
                 let since = if doubt.is_some() { Timestamp::default() } else { now };
                 (*limit, limit.fresh(since))
             });
-            if let Some(Doubt { since, life }) = doubt {
+            if let Some(FailoverGuard { since, life }) = doubt {
                 under.distrust(&mut state, now, since, life);
             }
-            let believed = limit.carry_over(&under, state, now);
+            let believed = limit.migrate(&under, state, now);
             let (evaluated, _) = evaluate_on(limit, questions, believed.clone(), now);
             if let Memory::State(state) = &evaluated.memory
                 && (is_changed(&believed, state) || !limit.understands(&under))
@@ -464,12 +468,13 @@ mod tests {
                     _ => now + random.below(horizon / 8 + 1),
                 };
                 let time = Timestamp::from_micros(now);
-                let doubt = (time >= since).then_some(Doubt { since, life });
+                let doubt = (time >= since).then_some(FailoverGuard { since, life });
                 let questions = random_questions(&mut random, &limit);
                 let context =
                     format!("round {round}, step {step}: {limit:?}, {now}, {doubt:?}, {questions:?}");
                 let expected = model.ask(&limit, &questions, doubt, time);
-                let (limit, to) = (stored(limit), Bearings { now: Some(time), about: time, takeover: None });
+                let (limit, to) =
+                    (stored(limit), ServerContext { now: Some(time), about: time, failover: None });
                 let mut say = |command: Command| -> Value { command.said.query(&mut connection).unwrap() };
                 let value = say(protocol::ask(&limit, (Kind::Plain, &key), &questions, doubt, to));
                 let found = match Reply::new(&value).unwrap() {

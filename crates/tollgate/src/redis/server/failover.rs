@@ -9,14 +9,14 @@ use redis::{Pipeline, RedisResult, Value};
 use tokio::time::Instant;
 use tollgate_core::{Micros, Timestamp};
 
-use super::node::single;
+use crate::redis::server::single;
 
 /// Histories of data that are remembered. Each failover begins one.
 const HISTORIES_MAX: usize = 1_024;
 
 /// Since when a server writes its own history of the data.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Takeover {
+pub(in crate::redis) struct Failover {
     /// On its clock, as it was read.
     since: Timestamp,
     /// When it was read, and how long ago it was then.
@@ -24,9 +24,9 @@ pub(super) struct Takeover {
     age: Duration,
 }
 
-impl Takeover {
+impl Failover {
     /// Its time, if it is not longer ago than it matters. (The age of a server that has started is known to the second.)
-    pub(super) fn within(&self, time: Micros) -> Option<Timestamp> {
+    pub(in crate::redis) fn within(&self, time: Micros) -> Option<Timestamp> {
         let matters = self.age + self.read.elapsed() < Duration::from(time) + Duration::from_secs(1);
         matters.then_some(self.since)
     }
@@ -34,9 +34,9 @@ impl Takeover {
 
 /// The histories that this engine has met.
 #[derive(Default)]
-pub(super) struct Takeovers {
+pub(in crate::redis) struct Failovers {
     /// By the name that the servers give them.
-    known: Mutex<HashMap<String, Takeover>>,
+    known: Mutex<HashMap<String, Failover>>,
     guarding: Mutex<Guarding>,
 }
 
@@ -47,9 +47,9 @@ struct Guarding {
     unseen: Option<String>,
 }
 
-impl Takeovers {
+impl Failovers {
     /// A limit relies on the histories from now on.
-    pub(super) fn want(&self) {
+    pub(in crate::redis) fn want(&self) {
         let mut guarding = self.guarding.lock();
         guarding.is_wanted = true;
         if let Some(why) = guarding.unseen.take() {
@@ -58,7 +58,7 @@ impl Takeovers {
     }
 
     /// A server did not tell its history. That is logged only if a limit relies on it.
-    pub(super) fn unseen(&self, why: String) {
+    pub(in crate::redis) fn unseen(&self, why: String) {
         let mut guarding = self.guarding.lock();
         match guarding.is_wanted {
             true => warn_of_unseen(&why),
@@ -68,7 +68,10 @@ impl Takeovers {
 
     /// Asks a server for its history. A replica that takes over from a primary that was known here begins its own when that is first
     /// seen, at the latest; any other server began when it started.
-    pub(super) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Takeover>> {
+    pub(in crate::redis) async fn look(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> RedisResult<Option<Failover>> {
         let mut ask = Pipeline::new();
         ask.cmd("INFO").arg("replication").cmd("INFO").arg("server").cmd("TIME");
         let read = Instant::now();
@@ -83,8 +86,8 @@ impl Takeovers {
         };
         let Some(history) = field(&replication, "master_replid") else { return Ok(None) };
         let mut known = self.known.lock();
-        if let Some(takeover) = known.get(&history) {
-            return Ok(Some(*takeover));
+        if let Some(failover) = known.get(&history) {
+            return Ok(Some(*failover));
         }
         let before = field(&replication, "master_replid2").unwrap_or_default();
         let uptime = field(&server, "uptime_in_seconds").and_then(|secs| secs.parse().ok()).unwrap_or(0);
@@ -92,11 +95,11 @@ impl Takeovers {
         // The server counts whole seconds of its clock since the one in which it started: it has started before the next one.
         let started_before = (secs + 1).saturating_sub(age) * 1_000_000;
         let since = Timestamp::from_micros(started_before.min(secs * 1_000_000 + us));
-        let takeover = Takeover { since, read, age: Duration::from_secs(age) };
+        let failover = Failover { since, read, age: Duration::from_secs(age) };
         if known.len() < HISTORIES_MAX {
-            known.insert(history, takeover);
+            known.insert(history, failover);
         }
-        Ok(Some(takeover))
+        Ok(Some(failover))
     }
 }
 
