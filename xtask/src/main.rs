@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod floors;
 mod install;
+#[cfg(test)]
+mod module_map;
 mod wheel;
 
 use std::path::PathBuf;
