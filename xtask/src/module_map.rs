@@ -5,7 +5,8 @@ use std::path::Path;
 
 /// The entries of each folder in the map: lines that begin with a path, and below them indented names.
 fn mapped(text: &str) -> Vec<(String, BTreeSet<String>)> {
-    let map = text.split("## Module map").nth(1).and_then(|rest| rest.split("```").nth(1)).unwrap_or_default();
+    let map =
+        text.split("## Module map").nth(1).and_then(|rest| rest.split("```").nth(1)).unwrap_or_default();
     let mut folders: Vec<(String, BTreeSet<String>)> = Vec::new();
     for line in map.lines().skip(1) {
         let is_path = |word: &&str| word.ends_with('/') || word.ends_with(".rs");

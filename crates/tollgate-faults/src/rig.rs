@@ -99,7 +99,8 @@ impl Node {
         let mut address = None;
         wait_at_most(Duration::from_secs(60), "a node listens", || {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
-            let said = text.split_once("listens on http://").and_then(|(_, rest)| rest.split(' ').next());
+            let said =
+                text.split_once("listens on http://").and_then(|(_, rest)| Some(rest.split_once('\n')?.0));
             address = said.and_then(|it| it.parse().ok());
             address.is_some()
         });

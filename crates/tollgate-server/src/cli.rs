@@ -4,6 +4,7 @@ mod check;
 mod policy;
 
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -63,6 +64,9 @@ struct Serve {
     /// Where the API listens [default: 127.0.0.1:8080]. Beyond loopback naming keys requires a token.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
+    /// A YAML file with the policy: which requests have which limits. It is read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<String>,
     /// Where the state is kept [default: memory]: memory, redis://HOST, rediss://HOST, redis+unix:///PATH,
     /// redis+sentinel://HOST,HOST/MASTER or redis+cluster://HOST,HOST.
     #[arg(long, value_name = "STORE")]
@@ -133,9 +137,32 @@ impl Serve {
 
     fn flags(self) -> Flags {
         let listen = self.listen.map(|value| ("listen", "--listen", value));
+        let policy = self.policy.map(|value| ("policy", "--policy", value));
         let store = self.store.map(|value| ("store", "--store", value));
         let require = self.require_store.then(|| ("redis.require", "--require-store", "true".to_owned()));
-        listen.into_iter().chain(store).chain(require).collect()
+        listen.into_iter().chain(policy).chain(store).chain(require).collect()
+    }
+}
+
+/// What the service says of itself when it starts, with a command that works.
+fn banner(app: &App, store: &str, policy: &str) -> Result<String> {
+    let (api, admin) = (app.address()?, app.admin_address()?);
+    let mut lines = format!("Tollgate {} listens on http://{api}\n", env!("CARGO_PKG_VERSION"));
+    lines += &format!("  store:  {store}\n  policy: {policy}\n");
+    if admin != api {
+        lines += &format!("  admin:  http://{admin} (health, metrics, /admin)\n");
+    }
+    let key = if app.is_open() { "?key=user:123" } else { "" };
+    lines += &format!("Try: curl 'http://{}/api/v1/rate-limit/check{key}'\n", local(api));
+    Ok(lines)
+}
+
+/// An address under which this machine reaches a listener.
+fn local(listener: SocketAddr) -> SocketAddr {
+    match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listener.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), listener.port()),
+        IpAddr::V4(_) | IpAddr::V6(_) => listener,
     }
 }
 
@@ -148,17 +175,9 @@ fn runtime() -> Result<Runtime> {
 
 async fn serve(config: Config) -> Result<ExitCode> {
     let Signals { stop, hurry } = signals()?;
-    let store = config.store.to_string();
+    let (store, policy) = (config.store.to_string(), config.policy.to_string());
     let app = App::bind(config, Clock::system()).await?;
-    let (api, admin, key) =
-        (app.address()?, app.admin_address()?, if app.is_open() { "?key=user:123" } else { "" });
-    let mut lines =
-        format!("Tollgate {} listens on http://{api} (store: {store})\n", env!("CARGO_PKG_VERSION"));
-    if admin != api {
-        lines += &format!("Health and metrics: http://{admin}/actuator/health\n");
-    }
-    lines += &format!("Try: curl 'http://{api}/api/v1/rate-limit/check{key}'\n");
-    print(&lines)?;
+    print(&banner(&app, &store, &policy)?)?;
     tokio::select! {
         ran = app.run(stop) => ran?,
         () = hurry.cancelled() => tracing::warn!("stopped at once, as it was asked a second time"),

@@ -11,7 +11,7 @@ use serde_path_to_error::Segment;
 use super::ConfigError;
 use super::accepted::Accepted;
 use super::file::schema;
-use super::mistakes::MISTAKES_MAX;
+use super::mistakes::{MISTAKES_MAX, nearest, shown};
 use super::tree::{Parsed, Places, Position, parse};
 
 /// What was written, layer over layer.
@@ -22,9 +22,12 @@ pub(super) struct Layers {
     places: Arc<Places>,
     /// Where the value stands in the file, if it is a part of it.
     prefix: Vec<String>,
+    /// The names of the rules, in their order.
+    rule_names: Arc<Vec<Option<String>>>,
     /// Fields that were set outside the file, and by what.
     set_by: HashMap<Vec<String>, String>,
     errors: Vec<ConfigError>,
+    warnings: Vec<String>,
 }
 
 /// Values that are read, all readings together, to find further mistakes: each mistake costs a reading of the whole. A large file is
@@ -36,6 +39,7 @@ impl Layers {
     pub(super) fn file(&mut self, name: &str, text: &str) {
         let Parsed { value, places, mistakes } = parse(text);
         name.clone_into(&mut self.file_name);
+        self.rule_names = Arc::new(rule_names(&value));
         self.value = value;
         self.places = Arc::new(places);
         for (position, why) in mistakes {
@@ -53,14 +57,31 @@ impl Layers {
     pub(super) fn environment(&mut self, variables: impl Iterator<Item = (String, String)>) {
         let schema = schema();
         let known = |field: &str| schema["properties"].get(field).is_some();
+        let fields: Vec<&str> = schema["properties"]
+            .as_object()
+            .into_iter()
+            .flat_map(|it| it.keys().map(String::as_str))
+            .collect();
         let mut variables: Vec<_> = variables.filter(|(name, _)| name.starts_with("TOLLGATE_")).collect();
         variables.sort();
         for (name, text) in variables {
             let path = name["TOLLGATE_".len()..].to_lowercase().replace("__", ".");
-            if path.split('.').next().is_some_and(known) {
+            let section = path.split('.').next().unwrap_or_default();
+            if known(section) {
                 self.set(&path, &name, &text);
+            } else if let Some(meant) = nearest(section, fields.iter().copied()) {
+                let meant = format!(
+                    "TOLLGATE_{}",
+                    path.replacen(section, meant, 1).replace('.', "__").to_uppercase()
+                );
+                self.warnings.push(format!("{name} is not a setting and is ignored; did you mean {meant}?"));
             }
         }
+    }
+
+    /// What may not be as it was meant.
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Sets a field, as `by`.
@@ -111,9 +132,11 @@ impl Layers {
             value,
             file_name: self.file_name.clone(),
             places: Arc::clone(&self.places),
+            rule_names: Arc::clone(&self.rule_names),
             prefix,
             set_by: self.set_by.clone(),
             errors: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -167,18 +190,36 @@ impl Layers {
 
     fn error_at(&self, path: &[String], why: String) -> ConfigError {
         let path = [&self.prefix, path].concat();
+        let error = self.placed_error(&path, why);
+        let in_rules = path.iter().position(|name| name == "rules").map(|at| &path[at + 1..]);
+        let Some([number, field @ ..]) = in_rules else { return error };
+        let Ok(number) = number.parse::<usize>() else { return error };
+        match self.rule_names.get(number).and_then(Option::as_deref) {
+            Some(name) => error.in_rule(&format!("rule {:?}", shown(name)), field),
+            None => error.in_rule(&format!("rule number {}, which has no name", number + 1), field),
+        }
+    }
+
+    fn placed_error(&self, path: &[String], why: String) -> ConfigError {
         // Where the field was set, or the nearest field around it.
         for length in (0..=path.len()).rev() {
             let part = &path[..length];
             if let Some(by) = self.set_by.get(part) {
-                return ConfigError::new(by, None, &path, &why);
+                return ConfigError::new(by, None, path, &why);
             }
             if let Some(position) = self.places.find(part).filter(|_| !self.file_name.is_empty()) {
-                return ConfigError::new(&self.file_name, Some(position), &path, &why);
+                return ConfigError::new(&self.file_name, Some(position), path, &why);
             }
         }
-        ConfigError::new(&self.file_name, None, &path, &why)
+        ConfigError::new(&self.file_name, None, path, &why)
     }
+}
+
+/// The names of the rules in a policy, or in a configuration with a policy.
+fn rule_names(value: &Value) -> Vec<Option<String>> {
+    let rules = value.get("rules").or_else(|| value.get("policy")?.get("rules"));
+    let name = |rule: &Value| Some(rule.get("name")?.as_str()?.to_owned()).filter(|name| !name.is_empty());
+    rules.and_then(Value::as_array).into_iter().flatten().map(name).collect()
 }
 
 fn drop_empty_sections(value: &mut Value, path: &mut Vec<String>, schema: &Value) {
@@ -208,7 +249,9 @@ fn mistake(mut path: Vec<String>, why: &str) -> (Vec<String>, String) {
         if path.last() != Some(&name) {
             path.push(name);
         }
-        return (path, format!("no such field; accepted here: {expected}"));
+        let meant = path.last().and_then(|name| nearest(name, expected.split(", ")));
+        let meant = meant.map(|meant| format!(" (did you mean `{meant}`?)")).unwrap_or_default();
+        return (path, format!("no such field{meant}; accepted here: {expected}"));
     }
     if why.starts_with("invalid type: null") || why.starts_with("invalid type: unit value") {
         return (path, "has no value: write one, or leave the field out".to_owned());

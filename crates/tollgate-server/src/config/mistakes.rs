@@ -25,8 +25,10 @@ pub struct ConfigError {
     pub place: String,
     /// Where in the file.
     pub position: Option<Position>,
-    /// `memory.max_keys`; empty for the whole file.
+    /// The path of the field: `memory.max_keys`, `rules.0.limit`; empty for the whole file.
     pub field: String,
+    /// The field as it is shown: a rule by its name.
+    shown_field: String,
     /// What is wrong, and what is accepted.
     pub why: String,
 }
@@ -35,7 +37,21 @@ impl ConfigError {
     /// A mistake in the field at `path`, which is empty for the whole file.
     pub(super) fn new(place: &str, position: Option<Position>, path: &[String], why: &str) -> Self {
         let names: Vec<_> = path.iter().map(|name| shown(name)).collect();
-        Self { place: place.to_owned(), position, field: names.join("."), why: cut(why, WHY_CHARS_MAX) }
+        let field = names.join(".");
+        Self {
+            place: place.to_owned(),
+            position,
+            shown_field: field.clone(),
+            field,
+            why: cut(why, WHY_CHARS_MAX),
+        }
+    }
+
+    /// The same mistake in a rule: `rule` is its name, and the field is the one at `path` within the rule.
+    pub(super) fn in_rule(self, rule: &str, path: &[String]) -> Self {
+        let names = path.iter().map(|name| shown(name)).collect::<Vec<_>>().join(".");
+        let shown_field = if names.is_empty() { rule.to_owned() } else { format!("{rule}: {names}") };
+        Self { shown_field, ..self }
     }
 }
 
@@ -54,8 +70,8 @@ impl fmt::Display for ConfigError {
         if let Some(Position { line, column }) = self.position {
             write!(f, ":{line}:{column}")?;
         }
-        if !self.field.is_empty() {
-            write!(f, ": {}", escaped(&self.field))?;
+        if !self.shown_field.is_empty() {
+            write!(f, ": {}", escaped(&self.shown_field))?;
         }
         write!(f, ": {}", escaped(&self.why))
     }
@@ -69,6 +85,14 @@ impl fmt::Display for ConfigErrors {
 }
 
 impl std::error::Error for ConfigErrors {}
+
+/// The name that was probably meant by one that is unknown.
+pub(super) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    // Two letters may be wrong, of short names one.
+    let most = (name.chars().count() / 3).clamp(1, 2);
+    let distance = |it: &str| strsim::osa_distance(&name.to_lowercase(), &it.to_lowercase());
+    known.map(|it| (distance(it), it)).filter(|(distance, _)| *distance <= most).min().map(|(_, it)| it)
+}
 
 /// A name, cut to a length that can be read.
 pub(super) fn shown(name: &str) -> String {

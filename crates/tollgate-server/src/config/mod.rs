@@ -80,6 +80,8 @@ pub struct Config {
     pub log_level: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// Variables that look like settings and are none.
+    warnings: Vec<String>,
 }
 
 impl Config {
@@ -94,7 +96,9 @@ impl Config {
     /// What may be more than was meant.
     pub fn warnings(&self) -> Vec<String> {
         let of_limits = self.limits.iter().filter_map(|(limit, _)| log_limit::warning(limit));
-        of_limits
+        let of_variables = self.warnings.iter().cloned();
+        of_variables
+            .chain(of_limits)
             .chain(self.policy.checked.warnings.iter().map(|warning| format!("policy: {warning}")))
             .collect()
     }
@@ -138,6 +142,16 @@ pub struct PolicyConfig {
     pub checked: CheckedPolicy,
     /// What this policy, and every one that follows it, is read with.
     pub context: PolicyContext,
+}
+
+impl fmt::Display for PolicyConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rules = self.checked.policy.parts().rules.len();
+        match &self.origin {
+            PolicyOrigin::None => f.write_str("none (set one with --policy FILE)"),
+            origin => write!(f, "{origin}, version {}, {rules} rules", self.checked.version),
+        }
+    }
 }
 
 /// Where the policy of a node is written.
@@ -238,7 +252,8 @@ pub fn load(
     let policy = policy_of(&file, &layers, path, context, &mut errors);
     let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
     mistakes.into_iter().for_each(|(field, why)| report(&field, why));
-    let config = validate(&file, policy, identity, &mut report);
+    let mut config = validate(&file, policy, identity, &mut report);
+    config.warnings = layers.warnings().to_vec();
     if errors.is_empty() { Ok(config) } else { Err(ConfigErrors::new(errors)) }
 }
 
@@ -307,7 +322,7 @@ pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<Ch
     let (checked, mut errors) = check_policy(&mut layers, context);
     if errors.is_empty() && says_nothing {
         // A file that is just being written, a pipe that broke: the rules of the policy in force must not vanish for that.
-        let why = "is empty; `rules: []` says that there are none";
+        let why = "is empty; write `rules: []` if there are none";
         errors.push(ConfigError::new(name, Some(Position::START), &[], why));
     }
     if errors.is_empty() { Ok(checked) } else { Err(ConfigErrors::new(errors)) }
@@ -447,6 +462,7 @@ fn validate(
         },
         log_level,
         log_format: file.log.format,
+        warnings: Vec::new(),
     }
 }
 

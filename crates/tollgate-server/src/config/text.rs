@@ -1,6 +1,6 @@
 //! Values that are written as texts: rates, durations, shares, addresses. Each is parsed once, where it is read.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -59,9 +59,15 @@ impl FromStr for ListenText {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map(Self)
-            .map_err(|_| format!("expected ADDRESS:PORT such as 127.0.0.1:8080, not {text}"))
+        let expected = "expected ADDRESS:PORT such as 127.0.0.1:8080, localhost:8080, [::]:8080 or :8080 (all IPv4 addresses)";
+        let address = match text.rsplit_once(':') {
+            Some(("", port)) => format!("{}:{port}", Ipv4Addr::UNSPECIFIED),
+            Some((name, port)) if name.eq_ignore_ascii_case("localhost") => {
+                format!("{}:{port}", Ipv4Addr::LOCALHOST)
+            }
+            Some(_) | None => text.to_owned(),
+        };
+        address.parse().map(Self).map_err(|_| format!("{expected}, not {text}"))
     }
 }
 
@@ -134,7 +140,12 @@ text!(
 text!(DurationText, "Duration", r"^([0-9]+(d|h|m|s|ms|us))+$", "Largest unit first: 500ms, 10s, 1m30s");
 
 text!(ShareText, "Share", r"^[0-9]+\s*(/\s*[0-9]+|%)?$", "A part of a whole: 1/2, 50%");
-text!(ListenText, "Listen", r"^.+:[0-9]+$", "Address and port: 127.0.0.1:8080, [::1]:8080");
+text!(
+    ListenText,
+    "Listen",
+    r"^.*:[0-9]+$",
+    "Address and port: 127.0.0.1:8080, localhost:8080, [::1]:8080, :8080 (all IPv4 addresses)"
+);
 text!(
     NetworkText,
     "Network",

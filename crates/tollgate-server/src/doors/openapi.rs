@@ -183,10 +183,10 @@ fn schemas() -> Value {
         "Check": {
             "type": "object", "additionalProperties": false,
             "required": ["allowed", "key", "algorithm", "remaining", "resetAfterSeconds", "retryAfterSeconds", "message",
-                "limit", "basis", "delayMillis"],
+                "limit", "basis", "delayMillis", "retryAfterMillis"],
             "properties": {
                 "allowed": { "type": "boolean" }, "key": key, "algorithm": algorithm, "remaining": natural,
-                "resetAfterSeconds": natural, "retryAfterSeconds": natural,
+                "resetAfterSeconds": natural, "retryAfterSeconds": natural, "retryAfterMillis": natural,
                 "message": { "enum": ["Request allowed", "Rate limit exceeded"] },
                 "limit": natural,
                 "basis": { "$ref": "#/components/schemas/Basis" },
@@ -231,11 +231,11 @@ fn policy_schemas() -> Value {
     let limit = json!({
                     "type": "object", "additionalProperties": false,
                     "required": ["rule", "key", "algorithm", "allowed", "cost", "limit", "remaining", "resetAfterSeconds",
-                        "retryAfterSeconds", "delayMillis", "basis"],
+                        "retryAfterSeconds", "retryAfterMillis", "delayMillis", "basis"],
                     "properties": {
                         "rule": { "type": "string" }, "key": { "type": "string" }, "algorithm": algorithm,
                         "allowed": { "type": "boolean" }, "cost": natural, "limit": natural, "remaining": natural,
-                        "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
+                        "resetAfterSeconds": natural, "retryAfterSeconds": natural, "retryAfterMillis": natural, "delayMillis": natural,
                         "basis": { "enum": ["exact", "leased", "local", "open", "closed", "shadow"] },
                         "candidate": { "type": "boolean" }
                     }
@@ -265,12 +265,12 @@ fn policy_schemas() -> Value {
         "Judged": {
             "type": "object", "additionalProperties": false,
             "required": ["allowed", "rule", "code", "message", "limit", "remaining", "resetAfterSeconds", "retryAfterSeconds",
-                "delayMillis", "basis", "limits"],
+                "retryAfterMillis", "delayMillis", "basis", "limits"],
             "properties": {
                 "allowed": { "type": "boolean" }, "rule": { "type": ["string", "null"] }, "code": { "type": ["string", "null"] },
                 "message": { "type": "string" },
                 "limit": { "type": ["integer", "null"] }, "remaining": { "type": ["integer", "null"] },
-                "resetAfterSeconds": natural, "retryAfterSeconds": natural, "delayMillis": natural,
+                "resetAfterSeconds": natural, "retryAfterSeconds": natural, "retryAfterMillis": natural, "delayMillis": natural,
                 "basis": { "$ref": "#/components/schemas/Basis" },
                 "skippedRules": { "type": "array", "items": { "type": "string" },
                     "description": "Rules that match and were not checked, because the request has none of their keys" },

@@ -242,8 +242,7 @@ fn policies_are_checked_compared_and_imported() {
     let wrong = write("wrong.yaml", "rules:\n  - { name: login, key: ip, limit: often }\n");
     let (code, _, err) = run(&["policy", "diff", &old, &wrong]);
     assert_eq!(code, Some(2));
-    let why =
-        "wrong.yaml:2:29: rules.0.limit: expected a limit such as 100/min or 50/s burst 100, not often\n";
+    let why = "wrong.yaml:2:29: rule \"login\": limit: expected a limit such as 100/min or 50/s burst 100, not often\n";
     assert!(err.ends_with(why), "{err}");
 
     let envoy = write(

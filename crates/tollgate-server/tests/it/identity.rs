@@ -425,12 +425,12 @@ fn mistakes_about_identity_are_named_with_their_fields() {
         ),
         (
             rule("key: ip, match: { identity: somebody }"),
-            "policy.rules.0.match.identity: ",
+            "match.identity: ",
             "`user`, `api_key`, `anonymous`",
         ),
         (
             rule("key: user, match: { identity: anonymous }"),
-            "policy.rules.0.key: ",
+            ": key: ",
             "can never apply: an anonymous request has no user",
         ),
     ];

@@ -35,7 +35,10 @@ fn a_log_above_the_default_limit_needs_a_setting_and_is_warned_of_with_its_memor
     let inline = format!("policy: {}\n", policy.path().display());
     let (code, said) = tollgate(&["config", "check", write(&inline).path().to_str().unwrap()]);
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("rules.0.limit: at most 100000 permits") && said.contains("not 600000"), "{said}");
+    assert!(
+        said.contains("rule \"exports\": limit: at most 100000 permits") && said.contains("not 600000"),
+        "{said}"
+    );
 
     let allowed = format!("sliding_window: {{ max_limit: 600000 }}\n{inline}");
     let (code, said) = tollgate(&["config", "check", write(&allowed).path().to_str().unwrap()]);

@@ -28,7 +28,7 @@ fn an_outage_is_logged_at_error_once_a_second_and_its_end_at_info_with_the_durat
     let mut address = None;
     wait_until("the service listens", || {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let said = text.split_once("listens on http://").and_then(|(_, rest)| rest.split(' ').next());
+        let said = text.split_once("listens on http://").and_then(|(_, rest)| Some(rest.split_once('\n')?.0));
         address = said.and_then(|it| it.parse().ok());
         address.is_some()
     });

@@ -163,12 +163,12 @@ fn a_cost_above_a_limit_is_refused_at_load_for_every_tier() {
     let own = |fields: &str| mistakes(&format!("rules: [{{ name: a, key: ip, {fields} }}]"));
     assert!(
         own("limit: 5/s, cost: 6")
-            .contains("rules.0.cost: 6 is more than a limit of the rule can ever admit: 5")
+            .contains("rule \"a\": cost: 6 is more than a limit of the rule can ever admit: 5")
     );
-    assert!(own("limit: [9/s, 5/min], cost: 6").contains("rules.0.cost: "));
-    assert!(own("limit: 9/s burst 5, cost: 6").contains("rules.0.cost: "));
-    assert!(own("limit: { quota: 5/day }, cost: 6").contains("rules.0.cost: "));
-    assert!(own("limit: 9/s, candidate: 5/s, cost: 6").contains("rules.0.cost: "));
+    assert!(own("limit: [9/s, 5/min], cost: 6").contains("rule \"a\": cost: "));
+    assert!(own("limit: 9/s burst 5, cost: 6").contains("rule \"a\": cost: "));
+    assert!(own("limit: { quota: 5/day }, cost: 6").contains("rule \"a\": cost: "));
+    assert!(own("limit: 9/s, candidate: 5/s, cost: 6").contains("rule \"a\": cost: "));
     assert_eq!(own("limit: 5/s, cost: 5"), "");
     let tiers = "tiers: { free: 5/s, middle: [9/s, 4/min], pro: 100/s, all: unlimited }
 endpoints: { export: { path: /export } }
@@ -182,7 +182,7 @@ rules: [{ name: plan, key: user, tier: from_request, cost: 6, factor: { export: 
         ("the tier free at export", 2),
         ("the tier middle at export", 2),
     ] {
-        let why = format!("rules.0.cost: 6 is more than {tier} can ever admit: {size}");
+        let why = format!("rule \"plan\": cost: 6 is more than {tier} can ever admit: {size}");
         assert!(tiers.contains(&why), "{why}\n{tiers}");
     }
     assert!(!tiers.contains("pro") && !tiers.contains("all "), "{tiers}");

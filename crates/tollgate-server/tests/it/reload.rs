@@ -73,7 +73,7 @@ fn the_admin_api_checks_puts_in_force_and_withdraws() {
     let wrong = put("rules: [{ name: two, key: usr, limit: 10/min }]");
     assert_eq!(wrong.status, 422);
     assert!(
-        wrong.json()["detail"].as_str().unwrap().contains("policy:1:22: rules.0.key: no such key: usr"),
+        wrong.json()["detail"].as_str().unwrap().contains("policy:1:22: rule \"two\": key: no such key: usr"),
         "{wrong:?}"
     );
     assert_eq!(version(&server), own);

@@ -89,6 +89,10 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
         "retryAfterSeconds".into(),
         json!(decision.map_or(0, |it| it.outcome.retry().as_secs_ceil())),
     );
+    body.insert(
+        "retryAfterMillis".into(),
+        json!(decision.map_or(0, |it| it.outcome.retry().as_millis_ceil())),
+    );
     let delay = if let PolicyOutcome::Admitted { delay } = outcome { delay.as_millis_ceil() } else { 0 };
     body.insert("delayMillis".into(), json!(delay));
     body.insert("basis".into(), json!(verdict.basis().as_str()));
@@ -130,6 +134,7 @@ fn limit(policy: &Loaded, verdict: &PolicyVerdict, check: &RuleCheck, it: &Verdi
     body.insert("remaining".into(), json!(it.decision.remaining));
     body.insert("resetAfterSeconds".into(), json!(it.decision.reset.as_secs_ceil()));
     body.insert("retryAfterSeconds".into(), json!(it.decision.outcome.retry().as_secs_ceil()));
+    body.insert("retryAfterMillis".into(), json!(it.decision.outcome.retry().as_millis_ceil()));
     body.insert("delayMillis".into(), json!(it.decision.outcome.delay().as_millis_ceil()));
     body.insert("basis".into(), json!(if check.role == Role::Shadow { "shadow" } else { it.basis.as_str() }));
     if check.is_candidate {

@@ -21,6 +21,7 @@ pub(super) struct CheckAnswer<'a> {
     limit: u64,
     basis: &'static str,
     delay_millis: u64,
+    retry_after_millis: u64,
 }
 
 const X_RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -45,6 +46,7 @@ impl<'a> CheckAnswer<'a> {
             limit: decision.limit,
             basis: verdict.basis.as_str(),
             delay_millis: decision.outcome.delay().as_millis_ceil(),
+            retry_after_millis: decision.outcome.retry().as_millis_ceil(),
         }
     }
 }
