@@ -380,8 +380,8 @@ fn admin_changes_are_logged_with_the_name_of_the_token() {
     let text = || std::fs::read_to_string(&log).unwrap();
     let admin = || {
         let text = text();
-        let (_, rest) = text.split_once("Health and metrics: http://")?;
-        rest.split_once("/actuator").and_then(|(address, _)| address.parse::<SocketAddr>().ok())
+        let (_, rest) = text.split_once("admin:  http://")?;
+        rest.split_once(' ').and_then(|(address, _)| address.parse::<SocketAddr>().ok())
     };
     wait_until("the service listens", || admin().is_some());
     let status = local(admin().unwrap(), ("PUT", "/admin/policy"), &bearer(ADMIN_TOKEN), POLICY).status;

@@ -40,7 +40,7 @@ fn the_first_check_answers_as_the_specification_shows() {
     assert_eq!(response.status, 200);
     assert_eq!(
         response.body,
-        r#"{"allowed":true,"key":"user:123","algorithm":"TOKEN_BUCKET","remaining":95,"resetAfterSeconds":1,"retryAfterSeconds":0,"message":"Request allowed","limit":100,"basis":"exact","delayMillis":0}"#
+        r#"{"allowed":true,"key":"user:123","algorithm":"TOKEN_BUCKET","remaining":95,"resetAfterSeconds":1,"retryAfterSeconds":0,"message":"Request allowed","limit":100,"basis":"exact","delayMillis":0,"retryAfterMillis":0}"#
     );
     assert_eq!(response.header("content-type"), Some("application/json"));
     assert_eq!(response.header("cache-control"), Some("no-store"));
@@ -66,7 +66,7 @@ fn a_denial_answers_429_and_says_exactly_when_to_come_back() {
         assert_eq!(
             denied.body,
             format!(
-                r#"{{"allowed":false,"key":"user:1","algorithm":"{algorithm}","remaining":40,"resetAfterSeconds":{reset},"retryAfterSeconds":{retry},"message":"Rate limit exceeded","limit":100,"basis":"exact","delayMillis":0}}"#
+                r#"{{"allowed":false,"key":"user:1","algorithm":"{algorithm}","remaining":40,"resetAfterSeconds":{reset},"retryAfterSeconds":{retry},"message":"Rate limit exceeded","limit":100,"basis":"exact","delayMillis":0,"retryAfterMillis":{retry}000}}"#
             )
         );
         assert_eq!(denied.number("retry-after"), retry);

@@ -27,8 +27,13 @@ struct Service {
 impl Service {
     fn start(arguments: &[&str]) -> Self {
         let mut child = tollgate(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let lines =
-            BufReader::new(child.stdout.take().unwrap()).lines().take(2).map(Result::unwrap).collect();
+        let mut lines = Vec::new();
+        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+            lines.push(line.unwrap());
+            if lines.last().is_some_and(|line| line.starts_with("Try: ")) {
+                break;
+            }
+        }
         Self { child, lines }
     }
 
@@ -46,14 +51,31 @@ impl Drop for Service {
 
 #[test]
 fn it_says_where_it_listens_and_its_own_curl_line_works() {
-    let service = Service::start(&["--listen", "127.0.0.1:0"]);
-    assert!(service.lines[0].starts_with("Tollgate ") && service.lines[0].ends_with("(store: memory)"));
-    let curl = service.lines[1].strip_prefix("Try: ").unwrap();
+    let service = Service::start(&["--listen", "localhost:0"]);
+    assert!(service.lines[0].starts_with("Tollgate "));
+    assert_eq!(service.lines[1..3], ["  store:  memory", "  policy: none (set one with --policy FILE)"]);
+    let curl = service.lines[3].strip_prefix("Try: ").unwrap();
     let Output { status, stdout, .. } =
         Command::new("sh").args(["-c", &format!("{curl} --silent")]).output().unwrap();
     assert!(status.success());
     let answer: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
     assert_eq!((answer["allowed"].as_bool(), answer["key"].as_str()), (Some(true), Some("user:123")));
+}
+
+#[test]
+fn a_policy_file_is_named_on_the_command_line_and_in_the_banner() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("policy.yaml");
+    std::fs::write(&file, "rules: [{ name: all, key: ip, limit: 1/min }]").unwrap();
+    let service = Service::start(&["--listen", ":0", "--policy", file.to_str().unwrap()]);
+    assert!(service.lines[0].contains("http://0.0.0.0:"), "{:?}", service.lines);
+    let policy = format!("  policy: {}, version ", file.display());
+    assert!(
+        service.lines[2].starts_with(&policy) && service.lines[2].ends_with(", 1 rules"),
+        "{:?}",
+        service.lines
+    );
+    assert!(service.lines.last().unwrap().contains("http://127.0.0.1:"), "an address that curl can reach");
 }
 
 #[test]

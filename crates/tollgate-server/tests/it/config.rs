@@ -56,6 +56,34 @@ fn flags_win_over_variables_and_variables_over_the_file() {
 }
 
 #[test]
+fn a_variable_that_is_nearly_a_setting_is_warned_of() {
+    let variables = [("TOLLGATE_POLCY", "a"), ("TOLLGATE_REDS__DEADLINE", "1s"), ("TOLLGATE_PORT", "tcp://")];
+    assert_eq!(
+        load("", &variables, None).unwrap().warnings(),
+        [
+            "TOLLGATE_POLCY is not a setting and is ignored; did you mean TOLLGATE_POLICY?",
+            "TOLLGATE_REDS__DEADLINE is not a setting and is ignored; did you mean TOLLGATE_REDIS__DEADLINE?"
+        ]
+    );
+}
+
+#[test]
+fn listeners_are_written_in_every_usual_form() {
+    for (text, address) in [
+        ("localhost:8080", "127.0.0.1:8080"),
+        (":8080", "0.0.0.0:8080"),
+        ("[::]:8080", "[::]:8080"),
+        ("[::1]:8080", "[::1]:8080"),
+        ("10.0.0.1:8080", "10.0.0.1:8080"),
+    ] {
+        assert_eq!(load("", &[], Some(text)).unwrap().listen, address.parse().unwrap(), "{text}");
+    }
+    for wrong in ["localhost", "8080", ":", "localhost:", "example.com:80", ":99999"] {
+        assert!(load("", &[], Some(wrong)).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn every_mistake_is_named_with_its_line_and_column() {
     let yaml = "\
 listen: localhost
@@ -75,7 +103,7 @@ storage: memory
     let found = mistakes(yaml, &[("TOLLGATE_LOG__LEVEL", "[loud")]);
     let expected = [
         "TOLLGATE_LOG__LEVEL: log.level: accepted: error, warn,",
-        "file:1:1: listen: expected ADDRESS:PORT such as 127.0.0.1:8080, not localhost",
+        "file:1:1: listen: expected ADDRESS:PORT such as 127.0.0.1:8080, localhost:8080, [::]:8080 or :8080",
         "file:3:3: memory.max_keys: invalid type: string \"many\", expected a whole number",
         "file:4:3: memory.max_key: no such field (did you mean `max_keys`?); accepted here: max_keys",
         "file:7:5: api.defaults.token_bucket: a limit needs room for at least 1 permit",
@@ -86,7 +114,7 @@ storage: memory
         "file:10:54: api.trusted_callers.3: ::ffff:10.0.0.0/104: write IPv4 networks as IPv4",
         "file:10:77: api.trusted_callers.4: 0.0.0.0/0 would trust everybody",
         "file:12:3: server.idle_timeout: expected a duration such as 500ms, 10s or 1m30s, not 60",
-        "file:13:1: storage: no such field; accepted here: listen, store,",
+        "file:13:1: storage: no such field (did you mean `store`?); accepted here: listen, store,",
     ];
     assert_eq!(found.len(), expected.len(), "{}", found.join("\n"));
     for (line, expected) in found.iter().zip(expected) {

@@ -45,7 +45,7 @@ fn every_answer_says_its_ground_and_no_mode_but_closed_is_an_error() {
     assert_eq!((open.status, open.header("x-tollgate-basis")), (200, Some("open")));
     let expected = json!({
         "allowed": true, "key": "user:1", "algorithm": "TOKEN_BUCKET", "remaining": 100, "resetAfterSeconds": 0,
-        "retryAfterSeconds": 0, "message": "Request allowed", "limit": 100, "basis": "open", "delayMillis": 0
+        "retryAfterSeconds": 0, "message": "Request allowed", "limit": 100, "basis": "open", "delayMillis": 0, "retryAfterMillis": 0
     });
     assert_eq!(open.json(), expected);
     assert_eq!(open.header("retry-after"), None);

@@ -102,12 +102,12 @@ fn an_address_has_a_hundred_a_minute() {
         denied.json(),
         json!({
             "allowed": false, "rule": "per-ip", "code": "IP_LIMIT", "message": "Rate limit exceeded",
-            "limit": 100, "remaining": 0, "resetAfterSeconds": 30, "retryAfterSeconds": 31, "delayMillis": 0,
+            "limit": 100, "remaining": 0, "resetAfterSeconds": 30, "retryAfterSeconds": 31, "retryAfterMillis": 30600, "delayMillis": 0,
             "basis": "exact",
             "limits": [{
                 "rule": "per-ip", "key": "ip:192.0.2.1", "algorithm": "SLIDING_WINDOW_COUNTER", "allowed": false,
                 "cost": 1, "limit": 100, "remaining": 0, "resetAfterSeconds": 30, "retryAfterSeconds": 31,
-                "delayMillis": 0, "basis": "exact"
+                "retryAfterMillis": 30600, "delayMillis": 0, "basis": "exact"
             }],
             "skippedRules": ["plan"]
         })

@@ -34,8 +34,8 @@ fn reading(name: &str, keys: &[&str]) -> Command {
 /// A change to a hash that has a version.
 #[derive(Default)]
 pub(crate) struct VersionedChange<'a> {
-    /// A hash that gets the changes and then takes the place of the one whose version is compared.
-    pub(crate) replacement: Option<&'a str>,
+    /// A hash with a version of its own, which gets the changes and then takes the place of the first.
+    pub(crate) replacement: Option<(&'a str, &'a Version)>,
     /// How long the hash lives from now on, if it does not stay.
     pub(crate) lives_for: Option<Duration>,
     /// Fields to set. At least one: the version.
@@ -44,15 +44,19 @@ pub(crate) struct VersionedChange<'a> {
     pub(crate) remove: Vec<String>,
 }
 
-/// The call that makes a change if the hash still has this version.
+/// The call that makes a change if the hash, and its replacement, still have the versions that were read.
 pub(crate) fn change_versioned(key: &str, read: &Version, change: &VersionedChange<'_>) -> Command {
-    let keys: Vec<&str> = std::iter::once(key).chain(change.replacement).collect();
+    let hashes: Vec<_> = std::iter::once((key, read)).chain(change.replacement).collect();
+    let keys: Vec<&str> = hashes.iter().map(|(key, _)| *key).collect();
     let mut command = evalsha(&SCRIPTS.control, keys.into_iter());
     let lives_for = change.lives_for.map(|it| it.as_millis().to_string()).unwrap_or_default();
-    command.said.arg(read.number).arg(&read.epoch).arg(lives_for).arg(2 * change.set.len());
+    command.said.arg(lives_for).arg(2 * change.set.len());
     for (name, value) in &change.set {
         command.said.arg(name).arg(value);
     }
     command.said.arg(&change.remove);
+    for (_, version) in hashes {
+        command.said.arg(version.number).arg(&version.epoch);
+    }
     command
 }

@@ -1,7 +1,6 @@
 -- One log.
 @time
-local key, numbers = KEYS[1], ARGV[1]
-local own, position = nil, 1
+local key, numbers, own, position = KEYS[1], ARGV[1], nil, 1
 @log
 if changed then
   save()

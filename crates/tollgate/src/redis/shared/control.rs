@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::redis::error::StoreError;
 use crate::redis::protocol::{self, Command, VersionedChange};
@@ -28,6 +28,8 @@ const UNFINISHED_KEPT: Duration = Duration::from_secs(60);
 const CHANGES_KEPT: u64 = 1_000;
 /// Attempts to make a change: each fails only because somebody else has made one.
 const ATTEMPTS: usize = 16;
+/// For all attempts together: other changes of this node wait meanwhile.
+const CHANGED_WITHIN: Duration = Duration::from_secs(2);
 /// The keys of [`Control`].
 const POLICY: usize = 0;
 const TIERS: usize = 1;
@@ -118,9 +120,11 @@ impl Control {
         if !version.is_news(known) {
             return Ok((version, None));
         }
-        // Read together with its version: others may have changed it since.
+        // Read together with its version: others may have changed it since, or the store may have lost it.
         let (version, text) = self.read(POLICY, &["text".to_owned()]).await?;
-        Ok((version, Some(text.into_iter().flatten().next().unwrap_or_default())))
+        let text = text.into_iter().flatten().next().unwrap_or_default();
+        let text = version.is_news(known).then_some(text);
+        Ok((version, text))
     }
 
     /// The version of the tiers, and which of them have changed.
@@ -130,16 +134,18 @@ impl Control {
             return Ok(ControlUpdate { tiers_version: stored, ..ControlUpdate::default() });
         }
         if known.number > 0 && (1..CHANGES_KEPT).contains(&stored.number.saturating_sub(known.number)) {
-            let mut names = vec![epoch_field(known.number)];
+            let mut names = vec![epoch_field(known.number), epoch_field(stored.number)];
             names.extend((known.number + 1..=stored.number).map(change_field));
-            let (version, mut changes) = self.read(TIERS, &names).await?;
-            let epoch = changes.remove(0);
+            let (_, mut values) = self.read(TIERS, &names).await?;
+            let changes = values.split_off(2);
             let tiers: Option<Vec<_>> =
                 changes.into_iter().map(|line| AssignedTier::from_line(&line?)).collect();
-            // Changes follow on what the node knows only if that is in the history of the store.
-            if let (Some(tiers), true) = (tiers, version == stored && epoch.as_ref() == Some(&known.epoch)) {
+            // Changes follow on what the node knows only if that is in the history of the store, and lead to what was stored only if
+            // that still is. Others may have made further changes since: the node reads those next time.
+            let epochs = [Some(known.epoch.clone()), Some(stored.epoch.clone())];
+            if let (Some(tiers), true) = (tiers, values == epochs) {
                 return Ok(ControlUpdate {
-                    tiers_version: version,
+                    tiers_version: stored,
                     has_tiers: true,
                     tiers,
                     ..ControlUpdate::default()
@@ -157,11 +163,19 @@ impl Control {
                 Some(_) | None => {}
             }
         }
+        // The store may have lost its data since the version was read.
+        if !news.tiers_version.is_news(known) {
+            return Ok(ControlUpdate { tiers_version: news.tiers_version, ..ControlUpdate::default() });
+        }
         Ok(news)
     }
 
     /// Pushes a policy to all nodes, or withdraws the one that was pushed. Returns its version, which is newer than `known`.
     pub async fn push_policy(&self, known: &Version, text: Option<&str>) -> Result<Version, StoreError> {
+        in_time(self.try_push_policy(known, text)).await
+    }
+
+    async fn try_push_policy(&self, known: &Version, text: Option<&str>) -> Result<Version, StoreError> {
         for _ in 0..ATTEMPTS {
             let (stored, _) = self.read(POLICY, &[]).await?;
             let version = self.version_after(&stored, known).await?;
@@ -184,6 +198,10 @@ impl Control {
 
     /// Assigns a tier, or takes it away.
     pub async fn assign_tier(&self, known: &Version, tier: &AssignedTier) -> Result<Assigned, StoreError> {
+        in_time(self.try_assign_tier(known, tier)).await
+    }
+
+    async fn try_assign_tier(&self, known: &Version, tier: &AssignedTier) -> Result<Assigned, StoreError> {
         let name = tier.field();
         for _ in 0..ATTEMPTS {
             let (stored, values) = self.read(TIERS, &[name.clone(), "members".to_owned()]).await?;
@@ -222,22 +240,45 @@ impl Control {
     /// Writes back all tiers, if the store has lost them: unless it has this version or a newer one by now. Returns whether the store has
     /// one of these. They are gathered elsewhere and take their place in one step, so that of several nodes one is successful.
     pub async fn keep_tiers(&self, version: &Version, tiers: &[AssignedTier]) -> Result<bool, StoreError> {
+        let place = format!("{}:{}", self.keys[TIERS], random_epoch());
+        let restored = self.restore_tiers(version, tiers, &place).await;
+        // Unless it is the tiers now, it is of no use and may be large. If this fails, it goes by itself after a while.
+        let _ = self.say(|| protocol::forget(&place)).await;
+        restored
+    }
+
+    /// Writes all tiers to `place`, part by part, and puts it in the place of the tiers.
+    async fn restore_tiers(
+        &self,
+        version: &Version,
+        tiers: &[AssignedTier],
+        place: &str,
+    ) -> Result<bool, StoreError> {
+        // The parts are numbered: if some of them are lost on the way, the next one fails.
+        let mut written = Version::default();
+        for part in tiers.chunks(RESTORED_AT_ONCE) {
+            let (stored, _) = self.read(TIERS, &[]).await?;
+            if stored.number >= version.number {
+                return Ok(true);
+            }
+            let next = Version { number: written.number + 1, epoch: version.epoch.clone() };
+            let mut set = next.fields();
+            set.extend(part.iter().map(|tier| (tier.field(), tier.tier.clone())));
+            let change =
+                VersionedChange { set, lives_for: Some(UNFINISHED_KEPT), ..VersionedChange::default() };
+            if self.say(|| protocol::change_versioned(place, &written, &change)).await? != Value::Int(1) {
+                return Ok(false);
+            }
+            written = next;
+        }
         let (stored, _) = self.read(TIERS, &[]).await?;
         if stored.number >= version.number {
             return Ok(true);
         }
-        let place = format!("{}:{}", self.keys[TIERS], random_epoch());
-        for part in tiers.chunks(RESTORED_AT_ONCE) {
-            let set = part.iter().map(|tier| (tier.field(), tier.tier.clone())).collect();
-            let lives_for = Some(UNFINISHED_KEPT);
-            let change = VersionedChange { set, lives_for, ..VersionedChange::default() };
-            let say = || protocol::change_versioned(&place, &Version::default(), &change);
-            self.say(say).await?;
-        }
         let mut set = version.fields();
         set.push(("members".to_owned(), tiers.len().to_string()));
         set.push((epoch_field(version.number), version.epoch.clone()));
-        let replacement = Some(place.as_str());
+        let replacement = Some((place, &written));
         self.change(TIERS, &stored, &VersionedChange { set, replacement, ..VersionedChange::default() }).await
     }
 
@@ -288,8 +329,14 @@ impl Control {
     }
 }
 
+async fn in_time<T>(change: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(CHANGED_WITHIN, change).await.unwrap_or(Err(StoreError::Timeout(CHANGED_WITHIN)))
+}
+
+/// Every attempt has found that others had just changed the same: nothing was done.
 fn contended() -> StoreError {
-    StoreError::protocol("others change the same at the same time")
+    let why = "others change the same at the same time; try again".into();
+    StoreError::Unavailable { server: "the store".into(), why }
 }
 
 fn policy_change(version: &Version, text: &str) -> VersionedChange<'static> {
@@ -336,10 +383,12 @@ impl AssignedTier {
     }
 }
 
-/// The texts of an answer; those that are not there as `None`.
+/// The texts of an answer; what is not there, or is no text, as `None`.
 fn texts(answer: Value) -> Result<Vec<Option<String>>, StoreError> {
-    let found = redis::from_redis_value(answer);
-    found.map_err(|why| StoreError::protocol(format_args!("texts were expected: {why}")))
+    let text =
+        |value| if let Value::BulkString(bytes) = value { String::from_utf8(bytes).ok() } else { None };
+    let Value::Array(values) = answer else { return Err(StoreError::protocol("no list")) };
+    Ok(values.into_iter().map(text).collect())
 }
 
 fn parsed(number: &str) -> Result<u64, StoreError> {
