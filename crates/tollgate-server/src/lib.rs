@@ -6,6 +6,7 @@ pub mod app;
 mod assigned;
 pub mod cli;
 pub mod config;
+mod denials;
 mod doors;
 mod escape;
 mod identity;

@@ -9,14 +9,15 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, RuleCheck, Source};
 use tollgate::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Engine, PolicyLimiter, PolicyVerdict,
-    StoreError, TooManyLimits, Verdict, Version,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Engine, PolicyLimiter, PolicyOutcome,
+    PolicyVerdict, StoreError, TooManyLimits, Verdict, Version,
 };
 
 use crate::assigned::AssignedTiers;
 use crate::config::{
     CheckedPolicy, ConfigErrors, PolicyConfig, PolicyOrigin, load_policy, notes, read_policy,
 };
+use crate::denials::Denials;
 use crate::metrics::{RuleAnswers, SharedMetrics};
 
 /// The policy in force. Requests see it whole: the old one or the new one.
@@ -29,6 +30,17 @@ pub(crate) struct LivePolicy {
     changing: tokio::sync::Mutex<Known>,
     assigned: AssignedTiers,
     control: Option<Control>,
+    /// The last change that was refused, if none has come into force since.
+    refused: Mutex<Option<RefusedChange>>,
+}
+
+/// A change of the policy that was refused.
+#[derive(Clone)]
+pub(crate) struct RefusedChange {
+    /// When.
+    pub(crate) at: SystemTime,
+    /// Why: mistakes, each with its place.
+    pub(crate) why: String,
 }
 
 /// What this node knows of what all go by.
@@ -99,6 +111,8 @@ pub(crate) struct Loaded {
     pub(crate) since: SystemTime,
     /// Where it came from: a file, the configuration, the admin API.
     pub(crate) origin: String,
+    /// The text of it.
+    pub(crate) text: Arc<str>,
     /// What may be more than was meant.
     warnings: Vec<String>,
     /// What there is to know beyond what was written.
@@ -108,6 +122,7 @@ pub(crate) struct Loaded {
     read_headers: HashSet<Box<str>>,
     /// By rule, the default rule last.
     answers: Arc<[RuleAnswers]>,
+    denials: Denials,
 }
 
 /// Why another policy did not come into force. The one before still is.
@@ -125,6 +140,9 @@ pub(crate) enum NotChanged {
     /// A policy that was pushed is in force.
     #[error("a policy that was pushed is in force; withdraw it first (DELETE /admin/policy)")]
     Pushed,
+    /// It was to replace another version than the one in force.
+    #[error("the policy in force is version {0}, not the one of If-Match: read it again (GET /admin/policy)")]
+    OtherVersion(String),
     /// There is no file to read: the policy is a part of the configuration.
     #[error(
         "the policy is written in the configuration, which is read at start only: restart, or name a file with `policy: FILE`"
@@ -164,12 +182,23 @@ impl LivePolicy {
             changing: tokio::sync::Mutex::default(),
             assigned: AssignedTiers::default(),
             control,
+            refused: Mutex::default(),
         })
     }
 
     /// The policy in force. Kept across waits, so as a share of its own.
     pub(crate) fn current(&self) -> Arc<Loaded> {
         self.current.load_full()
+    }
+
+    /// The last change that was refused, if none has come into force since.
+    pub(crate) fn refused(&self) -> Option<RefusedChange> {
+        self.refused.lock().clone()
+    }
+
+    /// All tiers that were assigned.
+    pub(crate) fn all_assigned(&self) -> Vec<AssignedTier> {
+        self.assigned.all()
     }
 
     /// The file that the policy is read from again when it changes.
@@ -250,8 +279,21 @@ impl LivePolicy {
 
     /// Puts a policy in force on all nodes that share the store, or on this one if there is no store. None: the one that was pushed is
     /// withdrawn, and each node goes by its own again.
-    pub(crate) async fn push(self: &Arc<Self>, text: Option<String>) -> Result<Arc<Loaded>, NotChanged> {
+    ///
+    /// With `replaced`, only if that version is in force.
+    pub(crate) async fn push(
+        self: &Arc<Self>,
+        text: Option<String>,
+        replaced: Option<&str>,
+    ) -> Result<Arc<Loaded>, NotChanged> {
         let mut known = self.changing.lock().await;
+        if let Some(replaced) = replaced {
+            self.poll_store(&mut known).await;
+            let current = self.current();
+            if replaced != current.version {
+                return Err(NotChanged::OtherVersion(current.version.clone()));
+            }
+        }
         let (text, checked) = self
             .off_workers(move |live| {
                 let checked = text.as_deref().map(|text| live.read("policy", text)).transpose()?;
@@ -263,7 +305,10 @@ impl LivePolicy {
             })
             .await?;
         known.policy = match &self.control {
-            Some(control) => control.push_policy(&known.policy, text.as_deref()).await?,
+            Some(control) => {
+                let pushed = control.push_policy(&known.policy, text.as_deref(), replaced.is_some()).await?;
+                pushed.ok_or_else(|| NotChanged::OtherVersion("another".to_owned()))?
+            }
             None => Version::default(),
         };
         known.pushed = text.unwrap_or_default().into();
@@ -308,19 +353,23 @@ impl LivePolicy {
 
     /// Takes over what other nodes have told the store, and writes back what the store has lost. False if the store did not answer.
     pub(crate) async fn poll(self: &Arc<Self>) -> bool {
-        let Some(control) = &self.control else { return true };
         let mut known = self.changing.lock().await;
+        self.poll_store(&mut known).await
+    }
+
+    async fn poll_store(self: &Arc<Self>, known: &mut Known) -> bool {
+        let Some(control) = &self.control else { return true };
         // A store that does not answer is told of by the checks that it does not decide.
         let Ok(news) = control.news(&known.policy, &known.tiers).await else { return false };
         let lost = known.lost(&news);
-        self.apply_tiers(&mut known, &news);
-        self.apply_policy(&mut known, news).await;
+        self.apply_tiers(known, &news);
+        self.apply_policy(known, news).await;
         let mut kept = Ok(true);
         if let Some((version, text)) = &lost.policy {
             kept = control.keep_policy(version, text).await;
         }
         if let (Some(version), Ok(_)) = (&lost.tiers, &kept) {
-            kept = self.keep_tiers(control, &known, version).await;
+            kept = self.keep_tiers(control, known, version).await;
         }
         known.not_kept(kept.err());
         true
@@ -429,6 +478,9 @@ impl LivePolicy {
 
     fn say(&self, outcome: &Result<Arc<Loaded>, NotChanged>) {
         self.metrics.policy_read(outcome.is_ok());
+        let refused = outcome.as_ref().err();
+        *self.refused.lock() =
+            refused.map(|why| RefusedChange { at: SystemTime::now(), why: why.to_string() });
         match outcome {
             Ok(loaded) => {
                 tracing::info!(version = loaded.version, origin = loaded.origin, "policy in force");
@@ -479,10 +531,12 @@ impl Loaded {
             version: checked.version.clone(),
             since: SystemTime::now(),
             origin,
+            text: Arc::clone(&checked.text),
             warnings: checked.warnings.clone(),
             remarks: checked.remarks.clone(),
             limiter,
             read_headers: read_headers(checked.policy.parts()),
+            denials: Denials::new(answers.len()),
             answers,
         }
     }
@@ -495,6 +549,26 @@ impl Loaded {
     /// Whether some part of the policy reads a header. `name` is in lower case.
     pub(crate) fn reads_header(&self, name: &str) -> bool {
         self.read_headers.contains(name)
+    }
+
+    /// Logs a denial, each at debug; at info, that a rule starts to deny.
+    pub(crate) fn log_denial(&self, verdict: &PolicyVerdict, path: &str, method: &str) {
+        let PolicyOutcome::Denied { by } = verdict.outcome() else { return };
+        let RuleCheck { rule: number, limit, subject, .. } = verdict.selection.checks[by];
+        let policy = self.limiter.policy();
+        let rule = policy.rule(number).map(|rule| &*rule.name);
+        let key = verdict.selection.subjects[subject].trim_matches(['{', '}']);
+        tracing::debug!(rule, key, path, method, "request denied");
+        if self.denials.record(number) {
+            let limit = policy.limits()[limit].limit;
+            let (algorithm, limit) = (limit.algorithm().as_str(), limit.size());
+            tracing::info!(
+                rule,
+                algorithm,
+                limit,
+                "the rule starts denying requests; the log level debug shows each of them"
+            );
+        }
     }
 
     /// Counts what was decided.

@@ -319,7 +319,8 @@ pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<Ch
     let mut layers = Layers::default();
     layers.file(name, text);
     let says_nothing = layers.says_nothing();
-    let (checked, mut errors) = check_policy(&mut layers, context);
+    let (mut checked, mut errors) = check_policy(&mut layers, context);
+    checked.text = text.into();
     if errors.is_empty() && says_nothing {
         // A file that is just being written, a pipe that broke: the rules of the policy in force must not vanish for that.
         let why = "is empty; write `rules: []` if there are none";
@@ -349,6 +350,7 @@ fn check_policy(layers: &mut Layers, context: &PolicyContext) -> (CheckedPolicy,
     let mut checked = policy::validate(&file, version, context, &mut report);
     if errors.is_empty() {
         checked.written = policy::written(&file);
+        checked.text = serde_json::to_string_pretty(&checked.written).unwrap_or_default().into();
     }
     (checked, errors)
 }

@@ -94,7 +94,7 @@ impl Actuator {
         let info = json!({
             "app": { "name": "tollgate", "version": env!("CARGO_PKG_VERSION") },
             "store": self.store(),
-            "policy": described(&self.policy.current()),
+            "policy": described(&self.policy, &self.policy.current()),
             "uptimeSeconds": self.started.elapsed().as_secs(),
         });
         text("application/json", info.to_string())

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::ORIGIN;
-use http::{Method, Request, Response, StatusCode};
+use http::header::{ETAG, IF_MATCH, ORIGIN};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tollgate::rules::KeyPart;
@@ -106,12 +106,21 @@ impl Admin {
         }
         let path = request.uri().path().to_owned();
         match (path.as_str(), request.method().clone()) {
-            ("/admin/policy", Method::GET) => Ok(answered(&described(&self.policy.current()))),
-            ("/admin/policy", Method::PUT) => {
-                let text = self.text(request).await?;
-                self.changed(self.policy.push(Some(text)).await)
+            ("/admin/policy", Method::GET) => {
+                let loaded = self.policy.current();
+                let mut body = described(&self.policy, &loaded);
+                body["text"] = json!(&*loaded.text);
+                Ok(with_version(answered(&body), &loaded))
             }
-            ("/admin/policy", Method::DELETE) => self.changed(self.policy.push(None).await),
+            ("/admin/policy", Method::PUT) => {
+                let replaced = replaced(request.headers())?;
+                let text = self.text(request).await?;
+                self.changed(self.policy.push(Some(text), replaced.as_deref()).await)
+            }
+            ("/admin/policy", Method::DELETE) => {
+                let replaced = replaced(request.headers())?;
+                self.changed(self.policy.push(None, replaced.as_deref()).await)
+            }
             ("/admin/policy", _) => Err(Problem::method("GET, PUT, DELETE")),
             ("/admin/policy/check", Method::POST) => {
                 let text = self.text(request).await?;
@@ -120,12 +129,14 @@ impl Admin {
             }
             ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload(AskedBy::Admin).await),
             ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),
+            ("/admin/tiers", Method::GET) => Ok(answered(&self.tiers())),
+            ("/admin/tiers", _) => Err(Problem::method("GET")),
             (path, method) => {
                 match path.strip_prefix("/admin/tiers/").and_then(|rest| rest.split_once('/')) {
                     Some((family, member)) => self.tier(&method, family, member, request).await,
                     None => Err(Problem::new(
                         StatusCode::NOT_FOUND,
-                        "no such path; there are /admin/policy, /admin/policy/check, /admin/policy/reload and /admin/tiers/FAMILY/MEMBER",
+                        "no such path; there are /admin/policy, /admin/policy/check, /admin/policy/reload, /admin/tiers and /admin/tiers/FAMILY/MEMBER",
                     )),
                 }
             }
@@ -143,7 +154,10 @@ impl Admin {
 
     fn changed(&self, outcome: Result<Arc<Loaded>, NotChanged>) -> Answer {
         match outcome {
-            Ok(loaded) => Ok(answered(&described(&loaded))),
+            Ok(loaded) => Ok(with_version(answered(&described(&self.policy, &loaded)), &loaded)),
+            Err(why @ NotChanged::OtherVersion(_)) => {
+                Err(Problem::new(StatusCode::PRECONDITION_FAILED, why.to_string()))
+            }
             Err(NotChanged::Mistakes(why)) => Err(mistakes(&why)),
             Err(why @ NotChanged::TooManyLimits(_)) => {
                 Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, why.to_string()))
@@ -153,6 +167,14 @@ impl Admin {
             }
             Err(NotChanged::Store(why)) => Err(not_stored("the policy was not pushed", &why)),
         }
+    }
+
+    /// The tiers that were assigned, sorted, by family and member.
+    fn tiers(&self) -> Value {
+        let mut tiers = self.policy.all_assigned();
+        tiers.sort_by(|a, b| (&a.family, &a.member).cmp(&(&b.family, &b.member)));
+        let tier = |it: &AssignedTier| json!({ "family": it.family, "member": it.member, "tier": it.tier });
+        json!({ "tiers": tiers.iter().map(tier).collect::<Vec<_>>() })
     }
 
     async fn tier(&self, method: &Method, family: &str, member: &str, request: Request<Received>) -> Answer {
@@ -212,17 +234,49 @@ fn answered(body: &Value) -> Response<Full<Bytes>> {
     json_response(body.to_string().into_bytes())
 }
 
-/// The policy in force, in a few words.
-pub(super) fn described(loaded: &Loaded) -> Value {
-    let since = loaded.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+/// Adds the version as an entity tag, which `If-Match` can name.
+fn with_version(mut response: Response<Full<Bytes>>, loaded: &Loaded) -> Response<Full<Bytes>> {
+    // Hexadecimal digits: this does not fail.
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", loaded.version)) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}
+
+/// The version that a change is to replace, by `If-Match`; none if any.
+fn replaced(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(IF_MATCH).iter();
+    let (value, more) = (values.next(), values.next());
+    let Some(value) = value else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    let version = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    match version {
+        _ if text == "*" && more.is_none() => Ok(None),
+        Some(version) if more.is_none() && !version.contains('"') => Ok(Some(version.to_owned())),
+        Some(_) | None => Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            "If-Match: one version in quotes, as ETag has it, or *",
+        )),
+    }
+}
+
+fn epoch_seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The policy in force, in a few words, and the change that was refused last.
+pub(super) fn described(live: &LivePolicy, loaded: &Loaded) -> Value {
     let policy = loaded.limiter.policy();
+    let refused = live.refused();
+    let refused = refused.map(|it| json!({ "atEpochSeconds": epoch_seconds(it.at), "why": it.why }));
     json!({
         "version": loaded.version,
         "origin": loaded.origin,
-        "sinceEpochSeconds": since.as_secs(),
+        "sinceEpochSeconds": epoch_seconds(loaded.since),
         "rules": policy.parts().rules.len(),
         "limits": policy.limits().len(),
         "remarks": loaded.notes(NOTES_MAX),
+        "refusedChange": refused,
     })
 }
 

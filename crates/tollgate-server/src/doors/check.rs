@@ -154,6 +154,7 @@ impl Rest {
             basis = verdict.basis().as_str(),
             "checked by the policy"
         );
+        policy.log_denial(&verdict, without_fragment(path), method);
         if let PolicyOutcome::Refused(Refusal::TooManyChecks) = verdict.outcome() {
             let path = without_fragment(path);
             tracing::warn!(path, "refused: more limits apply than can be checked together");

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use tollgate::{AlgorithmName, Ask, Basis, Clock, Limiter, Verdict};
+use tracing::Instrument;
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, from_json, from_query};
@@ -31,6 +32,8 @@ use crate::serve::{Door, Received};
 
 /// Bytes of a body with one check, and of every body of a caller who may not name keys.
 const BODY_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of a request's id in the log.
+const REQUEST_ID_BYTES_MAX: usize = 64;
 /// Bytes of a body with many checks.
 const BATCH_BYTES_MAX: usize = 1024 * 1024;
 
@@ -85,7 +88,11 @@ impl Caller {
 
 impl Door for Rest {
     async fn answer(&self, request: Request<Received>, peer: IpAddr) -> Response<Full<Bytes>> {
-        let answer = self.route(request, peer).await;
+        // Every log line of the request carries the id that its sender has given it.
+        let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
+        let id = id.map(|id| &id[..id.len().min(REQUEST_ID_BYTES_MAX)]);
+        let span = tracing::debug_span!("request", id);
+        let answer = self.route(request, peer).instrument(span).await;
         answer.unwrap_or_else(|problem| problem.counted(&self.metrics).into_response())
     }
 }

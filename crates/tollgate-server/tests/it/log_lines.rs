@@ -54,6 +54,31 @@ impl Logging {
 }
 
 #[test]
+fn a_denial_names_rule_key_path_and_request_id_and_a_rule_that_starts_denying_is_said_once() {
+    let service = Logging::start("debug", "json");
+    let policy = "rules: [{ name: login, key: ip, limit: 1/h, match: { path: /login } }]";
+    assert_eq!(service.ask("PUT", "/admin/policy", policy).status, 200);
+    let body = json!({ "ip": "192.0.2.7", "path": "/login", "method": "POST" }).to_string();
+    let request = format!(
+        "POST /api/v1/check HTTP/1.1\r\nhost: localhost\r\nx-request-id: abc-1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let statuses = [(); 4].map(|()| exchange(connect(service.address), &request).status);
+    assert_eq!(statuses, [200, 429, 429, 429]);
+    wait_until("three denials are logged", || service.text().matches("request denied").count() == 3);
+    let text = service.text();
+    let line = text.lines().find(|line| line.contains("request denied")).unwrap();
+    for part in
+        [r#""rule":"login""#, r#""key":"ip:192.0.2.7""#, r#""path":"/login""#, r#""id":"abc-1""#, "DEBUG"]
+    {
+        assert!(line.contains(part), "{part} in {line}");
+    }
+    let starts: Vec<_> = text.lines().filter(|line| line.contains("starts denying")).collect();
+    assert_eq!(starts.len(), 1, "{starts:?}");
+    assert!(starts[0].contains(r#""rule":"login""#) && starts[0].contains("INFO"), "{starts:?}");
+}
+
+#[test]
 fn queries_are_not_logged() {
     let service = Logging::start("trace", "json");
     let request =

@@ -96,6 +96,49 @@ fn the_admin_api_checks_puts_in_force_and_withdraws() {
     assert_eq!(exchange(connect(outside.admin), &reachable).status, 200);
 }
 
+#[test]
+fn a_change_with_if_match_replaces_that_version_and_no_other() {
+    for server in [Server::with("policy: { rules: [] }"), Server::on_redis("policy: { rules: [] }")] {
+        let shown = server.ask("GET", "/admin/policy", "", "");
+        let own = version(&server).to_string();
+        assert_eq!(shown.header("etag"), Some(own.as_str()));
+        let put = |if_match: &str, limit: &str| {
+            server.ask("PUT", "/admin/policy", &format!("if-match: {if_match}\r\n"), &two(limit))
+        };
+        let first = put(&own, "5/min");
+        assert_eq!(first.status, 200, "{first:?}");
+        let tag = first.header("etag").unwrap().to_owned();
+        let late = put(&own, "6/min");
+        assert_eq!(late.status, 412);
+        assert!(late.json()["detail"].as_str().unwrap().contains("GET /admin/policy"), "{late:?}");
+        assert_eq!(server.ask("GET", "/admin/policy", "", "").json()["text"], two("5/min"));
+        assert_eq!(put("5", "6/min").status, 400, "not in quotes");
+        assert_eq!(put("*", "7/min").status, 200);
+        let delete =
+            |tag: &str| server.ask("DELETE", "/admin/policy", &format!("if-match: {tag}\r\n"), "").status;
+        assert_eq!(delete(&tag), 412);
+        assert_eq!(delete(&version(&server).to_string()), 200);
+    }
+}
+
+#[test]
+fn a_refused_change_is_shown_until_another_one_is_in_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("policy.yaml");
+    std::fs::write(&file, two("5/min")).unwrap();
+    let server = Server::with(&format!("policy: {}", file.display()));
+    let refused = || server.ask("GET", "/admin/policy", "", "").json()["refusedChange"]["why"].clone();
+    assert_eq!(refused(), json!(null));
+    std::fs::write(&file, "rules: [{ name: two, key: usr, limit: 5/min }]").unwrap();
+    assert_eq!(server.ask("POST", "/admin/policy/reload", "", "").status, 422);
+    assert!(refused().as_str().unwrap().contains("rule \"two\": key: no such key: usr"), "{}", refused());
+    let info = server.get("/actuator/info").json();
+    assert_eq!(info["policy"]["refusedChange"]["why"], refused());
+    std::fs::write(&file, two("6/min")).unwrap();
+    assert_eq!(server.ask("POST", "/admin/policy/reload", "", "").status, 200);
+    assert_eq!(refused(), json!(null));
+}
+
 const TIERS: &str = "algorithm: TOKEN_BUCKET\ntiers: { free: 10/min, pro: 100/min }\nrules: [{ name: plan, key: user, tier: from_request }]\n";
 
 #[test]
@@ -110,6 +153,8 @@ fn tiers_are_assigned_and_a_change_of_tier_is_no_refill() {
         assert_eq!(take(&server, "alice", 4).json()["remaining"], 6);
         assert_eq!(assign("platinum"), 400);
         assert_eq!(assign("pro"), 200);
+        let tiers = server.ask("GET", "/admin/tiers", "", "").json();
+        assert_eq!(tiers, json!({ "tiers": [{ "family": "users", "member": "alice", "tier": "pro" }] }));
         assert_eq!(take(&server, "alice", 1).json()["remaining"], 95, "what was consumed stays consumed");
         assert_eq!(take(&server, "alice", 95).json()["remaining"], 0);
         for _ in 0..10 {

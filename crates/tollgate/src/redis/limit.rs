@@ -26,6 +26,8 @@ pub(super) struct StoredLimit {
     pub(super) call_deadline: Duration,
     /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
     pub(super) distrust: Option<Micros>,
+    /// Whether permits of a bucket may be out on leases of this limit.
+    pub(super) counts_out: bool,
     /// What the keys in the store begin with.
     prefix: Box<str>,
     /// Of the prefix: limits with the same one share their states.
@@ -51,6 +53,7 @@ impl StoredLimit {
             numbers: protocol::parameters(&limit),
             deadline,
             call_deadline: if terms.is_some() { deadline.max(lease_deadline) } else { deadline },
+            counts_out: terms.is_some_and(|terms| terms.counts_out()) && protocol::lends(&limit),
             distrust: settings.failover_guard.then_some(life),
             scope: Hash::of_scope(&prefix),
             prefix,

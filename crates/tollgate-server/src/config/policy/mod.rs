@@ -48,6 +48,8 @@ pub struct CheckedPolicy {
     pub warnings: Vec<String>,
     /// What was written, without what only repeats a default; nothing where there are mistakes.
     pub written: Value,
+    /// The text that it was read from; of a policy within the configuration, an equal text.
+    pub text: Arc<str>,
 }
 
 impl CheckedPolicy {
@@ -190,7 +192,8 @@ pub(super) fn validate(
     let Building { parts, settings, rates, remarks, mut warnings, .. } = building;
     let policy = Policy::new(parts);
     warnings.extend(policy.crowds().iter().map(warn_of));
-    CheckedPolicy { version, policy, settings, rates, remarks, warnings, written: Value::Null }
+    let (written, text) = (Value::Null, "".into());
+    CheckedPolicy { version, policy, settings, rates, remarks, warnings, written, text }
 }
 
 fn warn_of(Crowd { path, is_refused, uncounted }: &Crowd) -> String {

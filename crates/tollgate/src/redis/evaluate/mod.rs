@@ -87,7 +87,7 @@ pub(in crate::redis) fn evaluate(
         | Limit::FixedWindow(_)
         | Limit::SlidingCounter(_)
         | Limit::CalendarQuota(_) => {
-            let state = plain_state(limit, is_lending(limit, questions), &mut numbers)?;
+            let state = plain_state(limit, is_lending(stored, questions), &mut numbers)?;
             evaluate_on(limit, questions, state, now)
         }
     };

@@ -107,9 +107,15 @@ pub(crate) fn wanted(questions: &[Question]) -> Option<LeaseRequest> {
     })
 }
 
-/// Whether a call on these questions lends permits that are counted as out.
-pub(crate) fn is_lending(limit: &Limit, questions: &[Question]) -> bool {
-    wanted(questions).is_some_and(|wanted| wanted.terms.counts_out()) && lends(limit)
+/// Whether a call on these questions is one of the script that lends permits and counts them as out. It also decides while permits are out,
+/// which a plain script cannot, but on no request that waits.
+pub(crate) fn is_lending(limit: &StoredLimit, questions: &[Question]) -> bool {
+    match wanted(questions) {
+        Some(wanted) => wanted.terms.counts_out() && lends(&limit.limit),
+        None => {
+            limit.counts_out && questions.iter().all(|it| it.ask().wait.is_none_or(|wait| wait.get() == 0))
+        }
+    }
 }
 
 /// Which states a call decides on.
@@ -128,7 +134,7 @@ pub(crate) fn ask(
     doubt: Option<FailoverGuard>,
     to: ServerContext,
 ) -> Command {
-    let lends = is_lending(&limit.limit, questions);
+    let lends = is_lending(limit, questions);
     let script = match kind {
         _ if lends => SCRIPTS.lending(&limit.limit),
         Kind::Plain => SCRIPTS.of(&limit.limit),
@@ -145,14 +151,18 @@ pub(crate) fn ask(
     if runs.is_empty() && !lends && !(is_log && kind == Kind::FullLog) {
         numbers.add([1, 0, 0, 0]);
     }
-    if let Some(LeaseRequest { permits, parts, terms }) = wanted(questions) {
-        // Nobody has more permits to lend, and nobody cuts them into more parts.
-        let cut = |number: u64| number.min(1 << 52) as i64;
-        match lends {
-            true => numbers.add([cut(permits), cut(parts.max(1)), cut(terms.life().get())]),
-            false if permits > 0 => numbers.add([1, 0, cut(permits), cut(parts.max(1))]),
-            false => {}
+    // Nobody has more permits to lend, and nobody cuts them into more parts.
+    let cut = |number: u64| number.min(1 << 52) as i64;
+    match wanted(questions) {
+        Some(LeaseRequest { permits, parts, terms }) if lends => {
+            numbers.add([cut(permits), cut(parts.max(1)), cut(terms.life().get())]);
         }
+        Some(LeaseRequest { permits: permits @ 1.., parts, .. }) => {
+            numbers.add([1, 0, cut(permits), cut(parts.max(1))]);
+        }
+        // Nothing is wanted of the script that lends.
+        None if lends => numbers.add([0, 1, 1]),
+        Some(_) | None => {}
     }
     on_states(script, [key].into_iter(), &numbers, to.now)
 }

@@ -30,7 +30,7 @@ pub(super) use self::fields::{Difference, Fields, Snapshots};
 pub(super) use self::numbers::{Reader, Reply};
 pub(super) use self::scripts::{SCRIPTS, Script};
 pub(super) use self::sliding_log::{LogView, Starts};
-pub(super) use self::state::{Stored, parameters, plain_state, stored_state, write};
+pub(super) use self::state::{Stored, lends, parameters, plain_state, stored_state, write};
 use crate::backend::LeaseRequest;
 use crate::redis::limit::StoredLimit;
 use crate::redis::server::ServerContext;

@@ -171,16 +171,30 @@ impl Control {
     }
 
     /// Pushes a policy to all nodes, or withdraws the one that was pushed. Returns its version, which is newer than `known`.
-    pub async fn push_policy(&self, known: &Version, text: Option<&str>) -> Result<Version, StoreError> {
-        in_time(self.try_push_policy(known, text)).await
+    /// With `only_after_known` nothing is pushed if the store has another version than `known`: then there is no version.
+    pub async fn push_policy(
+        &self,
+        known: &Version,
+        text: Option<&str>,
+        only_after_known: bool,
+    ) -> Result<Option<Version>, StoreError> {
+        in_time(self.try_push_policy(known, text, only_after_known)).await
     }
 
-    async fn try_push_policy(&self, known: &Version, text: Option<&str>) -> Result<Version, StoreError> {
+    async fn try_push_policy(
+        &self,
+        known: &Version,
+        text: Option<&str>,
+        only_after_known: bool,
+    ) -> Result<Option<Version>, StoreError> {
         for _ in 0..ATTEMPTS {
             let (stored, _) = self.read(POLICY, &[]).await?;
+            if only_after_known && stored != *known {
+                return Ok(None);
+            }
             let version = self.version_after(&stored, known).await?;
             if self.change(POLICY, &stored, &policy_change(&version, text.unwrap_or_default())).await? {
-                return Ok(version);
+                return Ok(Some(version));
             }
         }
         Err(contended())
