@@ -1,6 +1,8 @@
 //! The command line: what can be said, and what each command does.
 
 mod check;
+mod client;
+mod explain;
 mod policy;
 
 use std::io::Write;
@@ -44,10 +46,15 @@ enum Command {
         after_help = "Examples:\n  tollgate check user:123\n  tollgate check user:123 --algorithm FIXED_WINDOW --permits 5\n  tollgate check deploy --json && ./deploy.sh"
     )]
     Check(check::Check),
+    /// Ask a running server why it allows or denies a request. Takes no permits.
+    #[command(
+        after_help = "Examples:\n  tollgate explain /api/login --method POST --ip 192.0.2.1\n  tollgate explain /search --user alice --header x-plan=pro"
+    )]
+    Explain(explain::Explain),
     /// Check or describe configuration files.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Check, compare and import policies.
+    /// Check, compare, import, push and roll back policies.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
     /// Print a completion script for a shell.
@@ -96,9 +103,8 @@ impl Cli {
         match self.command {
             None => self.serve.run(),
             Some(Command::Serve(serve)) => serve.run(),
-            Some(Command::Check(check)) => {
-                Builder::new_current_thread().enable_all().build()?.block_on(check.run())
-            }
+            Some(Command::Check(check)) => block_on(check.run()),
+            Some(Command::Explain(explain)) => block_on(explain.run()),
             Some(Command::Config(ConfigCommand::Check { file })) => {
                 let config = config::load(Some(&file), std::iter::empty(), Flags::new())?;
                 let mut lines = vec![format!("{}: no mistakes", file.display())];
@@ -117,6 +123,11 @@ impl Cli {
             }
         }
     }
+}
+
+/// Runs a command that asks a server.
+fn block_on(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    Builder::new_current_thread().enable_all().build()?.block_on(command)
 }
 
 /// Prints, and does not mind if nobody reads to the end.

@@ -1,6 +1,6 @@
 //! The policy that is in force, how another one takes its place, and the tiers that were assigned.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tollgate::rules::{Descriptors, KeyPart, PolicyParts, Rule, RuleCheck, Source};
 use tollgate::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Engine, PolicyLimiter, PolicyOutcome,
-    PolicyVerdict, StoreError, TooManyLimits, Verdict, Version,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Engine, HistoryEntry, PolicyLimiter,
+    PolicyOutcome, PolicyVerdict, Pushed, StoreError, TooManyLimits, Verdict, Version,
 };
 
 use crate::assigned::AssignedTiers;
@@ -56,6 +56,24 @@ struct Known {
     has_lost: [bool; 2],
     /// Why what was lost could not be written back, as it was last said.
     not_kept: Option<String>,
+    /// What was pushed, with its text, where there is no store that keeps it.
+    history: VecDeque<(HistoryEntry, Arc<str>)>,
+}
+
+/// Policies that were pushed and are kept where there is no store.
+const HISTORY_KEPT: usize = 20;
+
+impl Known {
+    /// Keeps what is pushed.
+    fn keep(&mut self, pushed: &Pushed<'_>) {
+        let number = self.history.back().map_or(1, |(last, _)| last.number + 1);
+        let (label, author) = (pushed.label.to_owned(), pushed.author.to_owned());
+        let entry = HistoryEntry { number, label, author, at_secs: pushed.at_secs };
+        self.history.push_back((entry, pushed.text.into()));
+        if self.history.len() > HISTORY_KEPT {
+            self.history.pop_front();
+        }
+    }
 }
 
 /// What the store has lost and is to be written back.
@@ -284,6 +302,7 @@ impl LivePolicy {
     pub(crate) async fn push(
         self: &Arc<Self>,
         text: Option<String>,
+        author: &str,
         replaced: Option<&str>,
     ) -> Result<Arc<Loaded>, NotChanged> {
         let mut known = self.changing.lock().await;
@@ -304,15 +323,45 @@ impl LivePolicy {
                 Ok::<_, NotChanged>((text, checked))
             })
             .await?;
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let pushed = Pushed {
+            text: text.as_deref().unwrap_or_default(),
+            label: checked.as_ref().map_or("", |checked| &checked.version),
+            author,
+            at_secs: since_epoch.as_secs(),
+        };
         known.policy = match &self.control {
             Some(control) => {
-                let pushed = control.push_policy(&known.policy, text.as_deref(), replaced.is_some()).await?;
-                pushed.ok_or_else(|| NotChanged::OtherVersion("another".to_owned()))?
+                let version = control.push_policy(&known.policy, &pushed, replaced.is_some()).await?;
+                version.ok_or_else(|| NotChanged::OtherVersion("another".to_owned()))?
             }
-            None => Version::default(),
+            None => {
+                known.keep(&pushed);
+                Version::default()
+            }
         };
         known.pushed = text.unwrap_or_default().into();
         self.put_pushed(&mut known, Ok(checked)).await
+    }
+
+    /// What was pushed last, the newest first.
+    pub(crate) async fn history(&self) -> Result<Vec<HistoryEntry>, StoreError> {
+        match &self.control {
+            Some(control) => control.history().await,
+            None => Ok(self.changing.lock().await.history.iter().rev().map(|(it, _)| it.clone()).collect()),
+        }
+    }
+
+    /// The text of a policy that was pushed; empty for a withdrawal, none if it is not kept.
+    pub(crate) async fn pushed_text(&self, number: u64) -> Result<Option<String>, StoreError> {
+        match &self.control {
+            Some(control) => control.pushed_text(number).await,
+            None => {
+                let known = self.changing.lock().await;
+                let entry = known.history.iter().find(|(it, _)| it.number == number);
+                Ok(entry.map(|(_, text)| text.to_string()))
+            }
+        }
     }
 
     /// Puts a policy in force that was pushed, or this node's own if that was withdrawn.

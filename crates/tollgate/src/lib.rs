@@ -61,9 +61,9 @@ mod tasks;
 mod verdict;
 
 pub use self::redis::{
-    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, KeyPrefix, KeyPrefixError, REMEMBER_MAX,
-    RedisConfig, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError, StoreUrl, StoreUrlError,
-    TlsConfig, Version,
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, HistoryEntry, KeyPrefix, KeyPrefixError,
+    Pushed, REMEMBER_MAX, RedisConfig, RedisEngine, RedisLimiter, RedisStats, ServerStatus, StoreError,
+    StoreUrl, StoreUrlError, TlsConfig, Version,
 };
 pub use backend::{Backend, Deadlines, LeaseGrant, LeaseRequest, Store};
 pub use check::{Check, HashedKey, LimitId};

@@ -128,7 +128,7 @@ impl Match {
         readings: &[Segments<'t>],
         tier_of: impl FnMut(usize) -> Option<usize>,
     ) -> Option<Met<'p, 't>> {
-        if !self.holds_beyond_path(request, tier_of) {
+        if self.first_unmet_beyond_path(request, tier_of).is_some() {
             return None;
         }
         if self.paths.is_empty() {
@@ -145,23 +145,67 @@ impl Match {
         first.map(|parameters| Met { parameters, in_every_reading })
     }
 
-    fn holds_beyond_path(
+    /// The first condition that the request does not meet, if there is one.
+    pub(super) fn first_unmet(
+        &self,
+        request: &Descriptors<'_>,
+        readings: &[Segments<'_>],
+        tier_of: impl FnMut(usize) -> Option<usize>,
+    ) -> Option<Unmet<'_>> {
+        let path = || readings.iter().any(|it| self.paths.iter().any(|path| path.parameters(it).is_some()));
+        if !self.paths.is_empty() && !path() {
+            return Some(Unmet::Path);
+        }
+        self.first_unmet_beyond_path(request, tier_of)
+    }
+
+    fn first_unmet_beyond_path(
         &self,
         request: &Descriptors<'_>,
         mut tier_of: impl FnMut(usize) -> Option<usize>,
-    ) -> bool {
+    ) -> Option<Unmet<'_>> {
         let method = || self.methods.iter().any(|it| it.eq_ignore_ascii_case(request.method));
         let host = || self.hosts.iter().any(|it| it.matches(request.host));
         let network = || request.ip.is_some_and(|ip| self.networks.iter().any(|it| it.contains(ip)));
         let identity = || self.identities.iter().any(|it| request.is_identified_by(*it));
-        (self.methods.is_empty() || method())
-            && (self.hosts.is_empty() || host())
-            && (self.networks.is_empty() || network())
-            && (self.identities.is_empty() || identity())
-            && self.values.iter().all(|it| it.holds(request))
-            && (self.tiers.is_empty()
-                || self.tiers.iter().any(|(family, tier)| tier_of(*family) == Some(*tier)))
+        if !self.methods.is_empty() && !method() {
+            return Some(Unmet::Method);
+        }
+        if !self.hosts.is_empty() && !host() {
+            return Some(Unmet::Host);
+        }
+        if !self.networks.is_empty() && !network() {
+            return Some(Unmet::Network);
+        }
+        if !self.identities.is_empty() && !identity() {
+            return Some(Unmet::Identity);
+        }
+        if let Some(value) = self.values.iter().find(|it| !it.holds(request)) {
+            return Some(Unmet::Value(value.source, &value.name));
+        }
+        let tier =
+            self.tiers.is_empty() || self.tiers.iter().any(|(family, tier)| tier_of(*family) == Some(*tier));
+        (!tier).then_some(Unmet::Tier)
     }
+}
+
+/// A condition of a rule that a request does not meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unmet<'r> {
+    /// No path of the rule matches.
+    Path,
+    /// The method is another one.
+    Method,
+    /// The host is another one.
+    Host,
+    /// The address is not in a network of the rule, or there is none.
+    Network,
+    /// The request is not identified in that way.
+    Identity,
+    /// A named value is missing or another one.
+    Value(Source, &'r str),
+    /// The tier is another one.
+    Tier,
 }
 
 impl ValueCondition {

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 pub use self::example::Crowd;
 use self::index::Index;
 use self::matching::Met;
-pub use self::matching::{Match, Network, Source, ValueCondition};
+pub use self::matching::{Match, Network, Source, Unmet, ValueCondition};
 pub use self::path::RequestPath;
 use self::path::Segments;
 use self::pattern::Parameters;
@@ -278,6 +278,19 @@ impl Policy {
         let path = RequestPath::new(request.path, self.parts.ignore_case);
         let first = self.endpoints(request, &path.segments()).first().copied()?;
         self.parts.endpoints.get(first)
+    }
+
+    /// The rules that a request does not match, each with the first condition that it does not meet. It tries every rule: for
+    /// explanations, not for requests.
+    pub fn unmatched(&self, request: &Descriptors<'_>) -> Vec<(&Rule, Unmet<'_>)> {
+        let path = RequestPath::new(request.path, self.parts.ignore_case);
+        let readings = path.segments();
+        let mut unmatched = Vec::new();
+        for rule in &self.parts.rules {
+            let unmet = rule.matching.first_unmet(request, &readings, |family| self.tier(family, request));
+            unmatched.extend(unmet.map(|unmet| (rule, unmet)));
+        }
+        unmatched
     }
 
     /// The tier that a request has in each family.

@@ -5,8 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
+use http::Method;
+use serde_json::Value;
 
-use super::print;
+use super::client::{Ask, Client};
+use super::{block_on, print};
 use crate::config::{self, CheckedPolicy, PolicyContext};
 use crate::import::{Dialect, import};
 
@@ -40,6 +43,35 @@ pub(super) enum PolicyCommand {
     },
     /// Print the JSON Schema of a policy, for editors and for reading.
     Schema,
+    /// Put a policy in force on all nodes that share the server's store.
+    #[command(after_help = "Example:\n  tollgate policy push policy.yaml --replace 3f2a9c41d0be")]
+    Push {
+        /// The file.
+        file: PathBuf,
+        /// Push only if this version is in force, as `policy show` prints it.
+        #[arg(long, value_name = "VERSION")]
+        replace: Option<String>,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Print the policy in force. Its version and origin are printed to standard error.
+    Show {
+        #[command(flatten)]
+        client: Client,
+    },
+    /// List the policies that were pushed last, the newest first.
+    History {
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Push an earlier policy again.
+    #[command(after_help = "Example:\n  tollgate policy history\n  tollgate policy rollback 1763442000001")]
+    Rollback {
+        /// Its number in the history.
+        number: u64,
+        #[command(flatten)]
+        client: Client,
+    },
 }
 
 impl PolicyCommand {
@@ -77,9 +109,51 @@ impl PolicyCommand {
                 }
                 print(&imported.to_yaml())
             }
+            Self::Push { file, replace, client } => block_on(async {
+                let text = std::fs::read_to_string(&file)
+                    .with_context(|| format!("{} cannot be read", file.display()))?;
+                let ask =
+                    Ask { if_match: replace.as_deref(), ..Ask::new(Method::PUT, "/admin/policy", text) };
+                print(&in_force(&client.ask_for_success(ask).await?))
+            }),
+            Self::Show { client } => block_on(async {
+                let shown = client.ask_for_success(Ask::new(Method::GET, "/admin/policy", "")).await?;
+                eprint!("{}", in_force(&shown));
+                if let Some(why) = shown["refusedChange"]["why"].as_str() {
+                    eprintln!("the last change was refused: {why}");
+                }
+                let text = shown["text"].as_str().unwrap_or_default();
+                print(&format!("{}\n", text.trim_end()))
+            }),
+            Self::History { client } => block_on(async {
+                let ask = Ask::new(Method::GET, "/admin/policy/history", "");
+                print(&history(&client.ask_for_success(ask).await?))
+            }),
+            Self::Rollback { number, client } => block_on(async {
+                let path = format!("/admin/policy/rollback/{number}");
+                print(&in_force(&client.ask_for_success(Ask::new(Method::POST, &path, "")).await?))
+            }),
             Self::Schema => print(&format!("{}\n", serde_json::to_string_pretty(&config::policy_schema())?)),
         }
     }
+}
+
+/// Which policy is in force, in a line.
+fn in_force(shown: &Value) -> String {
+    let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
+    format!("version {} in force, {} rules, from {}\n", text("version"), shown["rules"], text("origin"))
+}
+
+/// What was pushed, in a line each.
+fn history(shown: &Value) -> String {
+    let mut lines = String::new();
+    for it in shown["pushed"].as_array().into_iter().flatten() {
+        let at = jiff::Timestamp::from_second(it["atEpochSeconds"].as_i64().unwrap_or_default());
+        let at = at.unwrap_or_default();
+        let (version, author) = (it["version"].as_str().unwrap_or("withdrawn"), it["author"].as_str());
+        lines += &format!("{}  {at}  {version:<12}  {}\n", it["number"], author.unwrap_or_default());
+    }
+    if lines.is_empty() { "nothing was pushed yet\n".to_owned() } else { lines }
 }
 
 fn load(file: &Path) -> Result<CheckedPolicy> {

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tollgate::rules::KeyPart;
-use tollgate::{AssignedTier, StoreError};
+use tollgate::{AssignedTier, HistoryEntry, StoreError};
 
 use super::actuator::Actuator;
 use super::body::{BodyMemory, Buffered, Payer};
@@ -91,7 +91,7 @@ impl Admin {
     /// A path below `/admin/`, for a caller who may use it. `name` is the caller's in the audit log.
     pub(super) async fn change(&self, request: Request<Received>, name: &str) -> Answer {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let answer = self.changing(request).await;
+        let answer = self.changing(request, name).await;
         if method != Method::GET && path != "/admin/policy/check" {
             let status = answer.as_ref().map_or_else(Problem::status, Response::status).as_u16();
             tracing::info!(admin = name, %method, path, status, "admin request");
@@ -99,7 +99,7 @@ impl Admin {
         answer
     }
 
-    async fn changing(&self, request: Request<Received>) -> Answer {
+    async fn changing(&self, request: Request<Received>, name: &str) -> Answer {
         // A page in a browser on this machine could reach it, too; browsers say where a page came from.
         if request.headers().contains_key(ORIGIN) {
             return Err(Problem::new(StatusCode::FORBIDDEN, "not for pages in browsers"));
@@ -115,11 +115,11 @@ impl Admin {
             ("/admin/policy", Method::PUT) => {
                 let replaced = replaced(request.headers())?;
                 let text = self.text(request).await?;
-                self.changed(self.policy.push(Some(text), replaced.as_deref()).await)
+                self.changed(self.policy.push(Some(text), name, replaced.as_deref()).await)
             }
             ("/admin/policy", Method::DELETE) => {
                 let replaced = replaced(request.headers())?;
-                self.changed(self.policy.push(None, replaced.as_deref()).await)
+                self.changed(self.policy.push(None, name, replaced.as_deref()).await)
             }
             ("/admin/policy", _) => Err(Problem::method("GET, PUT, DELETE")),
             ("/admin/policy/check", Method::POST) => {
@@ -129,14 +129,32 @@ impl Admin {
             }
             ("/admin/policy/reload", Method::POST) => self.changed(self.policy.reload(AskedBy::Admin).await),
             ("/admin/policy/check" | "/admin/policy/reload", _) => Err(Problem::method("POST")),
+            ("/admin/policy/history", Method::GET) => self.history().await,
+            ("/admin/policy/history", _) => Err(Problem::method("GET")),
             ("/admin/tiers", Method::GET) => Ok(answered(&self.tiers())),
             ("/admin/tiers", _) => Err(Problem::method("GET")),
+            (path, method) if path.starts_with("/admin/policy/history/") => {
+                let text = self.pushed_text(&path["/admin/policy/history/".len()..]).await?;
+                match method {
+                    Method::GET => Ok(answered(&json!({ "text": text }))),
+                    _ => Err(Problem::method("GET")),
+                }
+            }
+            (path, method) if path.starts_with("/admin/policy/rollback/") => {
+                if method != Method::POST {
+                    return Err(Problem::method("POST"));
+                }
+                let replaced = replaced(request.headers())?;
+                let text = self.pushed_text(&path["/admin/policy/rollback/".len()..]).await?;
+                let text = Some(text).filter(|text| !text.is_empty());
+                self.changed(self.policy.push(text, name, replaced.as_deref()).await)
+            }
             (path, method) => {
                 match path.strip_prefix("/admin/tiers/").and_then(|rest| rest.split_once('/')) {
                     Some((family, member)) => self.tier(&method, family, member, request).await,
                     None => Err(Problem::new(
                         StatusCode::NOT_FOUND,
-                        "no such path; there are /admin/policy, /admin/policy/check, /admin/policy/reload, /admin/tiers and /admin/tiers/FAMILY/MEMBER",
+                        "no such path; there are /admin/policy, /admin/policy/check, /admin/policy/reload, /admin/policy/history, /admin/policy/rollback/NUMBER, /admin/tiers and /admin/tiers/FAMILY/MEMBER",
                     )),
                 }
             }
@@ -167,6 +185,34 @@ impl Admin {
             }
             Err(NotChanged::Store(why)) => Err(not_stored("the policy was not pushed", &why)),
         }
+    }
+
+    /// What was pushed last, the newest first.
+    async fn history(&self) -> Answer {
+        let history = self.policy.history().await;
+        let history = history.map_err(|why| not_stored("the history was not read", &why))?;
+        let entry = |it: &HistoryEntry| {
+            json!({
+                "number": it.number,
+                "version": Some(&it.label).filter(|label| !label.is_empty()),
+                "author": it.author,
+                "atEpochSeconds": it.at_secs,
+            })
+        };
+        Ok(answered(&json!({ "pushed": history.iter().map(entry).collect::<Vec<_>>() })))
+    }
+
+    /// The text of a policy that was pushed; empty for a withdrawal.
+    async fn pushed_text(&self, number: &str) -> Result<String, Problem> {
+        let missing = || {
+            Problem::new(
+                StatusCode::NOT_FOUND,
+                "no such number; GET /admin/policy/history lists those that are kept",
+            )
+        };
+        let number = number.parse().map_err(|_| missing())?;
+        let text = self.policy.pushed_text(number).await;
+        text.map_err(|why| not_stored("the history was not read", &why))?.ok_or_else(missing)
     }
 
     /// The tiers that were assigned, sorted, by family and member.

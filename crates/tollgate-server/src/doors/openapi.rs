@@ -287,7 +287,7 @@ fn policy_schemas() -> Value {
         ] } },
         "Explained": {
             "type": "object", "description": "What Judged has, and why",
-            "required": ["allowed", "limits", "rules", "identity", "excluded", "endpoint", "tiers", "unknownTier", "policy"],
+            "required": ["allowed", "limits", "rules", "notMatched", "identity", "excluded", "endpoint", "tiers", "unknownTier", "policy"],
             "properties": {
                 "identity": {
                     "type": "array", "items": { "enum": ["user", "api_key", "anonymous"] },
@@ -296,6 +296,9 @@ fn policy_schemas() -> Value {
                 "rules": { "type": "array", "items": {
                     "type": "object", "properties": { "rule": { "type": "string" }, "why": { "type": "string" } }
                 } },
+                "notMatched": { "type": "array", "items": {
+                    "type": "object", "properties": { "rule": { "type": "string" }, "why": { "type": "string" } }
+                }, "description": "Rules that do not match, each with its first condition that does not hold; at most 100" },
                 "excluded": { "type": "boolean" }, "endpoint": { "type": ["string", "null"] },
                 "tiers": { "type": "object", "additionalProperties": { "type": "string" } },
                 "unknownTier": { "type": "boolean" }, "policy": { "type": "string" }

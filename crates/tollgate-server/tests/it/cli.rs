@@ -79,6 +79,52 @@ fn a_policy_file_is_named_on_the_command_line_and_in_the_banner() {
 }
 
 #[test]
+fn policies_are_pushed_shown_listed_and_rolled_back_and_a_request_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, limit: &str| {
+        let (path, text) = (
+            folder.path().join(name),
+            format!("rules:\n  - {{ name: login, match: {{ path: /login }}, key: ip, limit: {limit} }}\n"),
+        );
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (first, second) = (write("first.yaml", "1/h"), write("second.yaml", "9/h"));
+    let service = Service::start(&["--listen", "127.0.0.1:0"]);
+    let url = service.url();
+    let policy = |arguments: &[&str]| run(&[&["policy"], arguments, &["--url", &url]].concat());
+    assert_eq!(policy(&["history"]), (Some(0), "nothing was pushed yet\n".to_owned(), String::new()));
+    let (code, out, err) = policy(&["push", &first]);
+    assert!(code == Some(0) && out.ends_with(" in force, 1 rules, from admin API\n"), "{out}{err}");
+    let version = out.split(' ').nth(1).unwrap().to_owned();
+    assert_eq!(policy(&["push", &second, "--replace", "000000000000"]).0, Some(2));
+    assert_eq!(policy(&["push", &second, "--replace", &version]).0, Some(0));
+    let (_, shown, about) = policy(&["show"]);
+    assert_eq!(shown, std::fs::read_to_string(&second).unwrap());
+    assert!(about.contains("1 rules, from admin API"), "{about}");
+    let (_, history, _) = policy(&["history"]);
+    let oldest = history.lines().last().unwrap();
+    assert!(
+        history.lines().count() == 2 && oldest.contains(&version) && oldest.ends_with("loopback"),
+        "{history}"
+    );
+    assert_eq!(policy(&["rollback", oldest.split(' ').next().unwrap()]).0, Some(0));
+    assert_eq!(policy(&["show"]).1, std::fs::read_to_string(&first).unwrap());
+
+    let explain = |path: &str| run(&["explain", path, "--ip", "192.0.2.1", "--url", &url]);
+    let (code, out, err) = explain("/login");
+    assert!(
+        code == Some(0)
+            && out.starts_with("allowed (rule login)\n  limit of login for ip:192.0.2.1: 1 of 1 left"),
+        "{out}{err}"
+    );
+    let (_, out, _) = explain("/other");
+    assert!(out.starts_with("allowed\n  rule login does not match: match.path is another one\n"), "{out}");
+    let (code, _, err) = run(&["explain", "login", "--url", &url]);
+    assert!(code == Some(2) && err.contains("path: must begin with /"), "{err}");
+}
+
+#[test]
 fn check_exits_with_the_answer() {
     let service = Service::start(&["serve", "--listen", "127.0.0.1:0"]);
     let url = service.url();

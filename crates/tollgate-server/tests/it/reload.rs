@@ -139,6 +139,34 @@ fn a_refused_change_is_shown_until_another_one_is_in_force() {
     assert_eq!(refused(), json!(null));
 }
 
+#[test]
+fn the_last_twenty_pushed_policies_are_kept_and_can_be_pushed_again() {
+    for server in [Server::with("policy: { rules: [] }"), Server::on_redis("policy: { rules: [] }")] {
+        let history = || server.ask("GET", "/admin/policy/history", "", "").json()["pushed"].clone();
+        assert_eq!(history(), json!([]));
+        for limit in 1..=22 {
+            assert_eq!(server.ask("PUT", "/admin/policy", "", &two(&format!("{limit}/min"))).status, 200);
+        }
+        assert_eq!(server.ask("DELETE", "/admin/policy", "", "").status, 200);
+        let kept = history();
+        assert_eq!(kept.as_array().unwrap().len(), 20);
+        assert_eq!((&kept[0]["version"], &kept[0]["author"]), (&json!(null), &json!("loopback")), "withdrawn");
+        let (newest, oldest) = (&kept[1], &kept[19]);
+        let text = |entry: &Value| {
+            server.ask("GET", &format!("/admin/policy/history/{}", entry["number"]), "", "").json()["text"]
+                .clone()
+        };
+        assert_eq!((text(newest), text(oldest)), (json!(two("22/min")), json!(two("4/min"))));
+        let back = server.ask("POST", &format!("/admin/policy/rollback/{}", oldest["number"]), "", "");
+        assert_eq!((back.status, &back.json()["version"]), (200, &oldest["version"]));
+        assert_eq!(server.ask("GET", "/admin/policy", "", "").json()["text"], two("4/min"));
+        assert_eq!(history()[0]["version"], oldest["version"], "a rollback is a push");
+        for wrong in ["0", "x", "99999999999999999999"] {
+            assert_eq!(server.ask("POST", &format!("/admin/policy/rollback/{wrong}"), "", "").status, 404);
+        }
+    }
+}
+
 const TIERS: &str = "algorithm: TOKEN_BUCKET\ntiers: { free: 10/min, pro: 100/min }\nrules: [{ name: plan, key: user, tier: from_request }]\n";
 
 #[test]

@@ -34,7 +34,9 @@ use self::protocol::{Change, Command, Question};
 use self::queue::call::Call;
 use self::queue::{Coalescer, Done, Entered, QueueKey, Remembering, Step};
 use self::server::ServerContext;
-pub use self::shared::control::{ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, Version};
+pub use self::shared::control::{
+    ASSIGNED_MAX, Assigned, AssignedTier, Control, ControlUpdate, HistoryEntry, Pushed, Version,
+};
 use self::shared::membership::Membership;
 pub use self::topology::ServerStatus;
 use self::topology::{Reply, Routes};

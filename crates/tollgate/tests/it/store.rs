@@ -508,7 +508,14 @@ fn installations_with_different_key_prefixes_on_one_cluster_never_meet() {
         slow_bucket(&shop).reset("user:0").await.unwrap();
         assert_eq!(slow_bucket(&bank).remaining("user:0").await.unwrap(), 40);
         let nothing = tollgate::Version::default();
-        shop.control().push_policy(&nothing, Some("rules: []"), false).await.unwrap();
+        shop.control()
+            .push_policy(
+                &nothing,
+                &tollgate::Pushed { text: "rules: []", label: "", author: "", at_secs: 0 },
+                false,
+            )
+            .await
+            .unwrap();
         let news = bank.control().news(&nothing, &nothing).await.unwrap();
         assert_eq!((news.policy_version, news.policy), (nothing, None), "a policy of the other installation");
         until("both count themselves only", async || shop.nodes() == Some(1) && bank.nodes() == Some(1))

@@ -5,7 +5,9 @@ use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Map, Value, json};
-use tollgate::rules::{Descriptors, IdentityKind, Limits, Refusal, Role, RuleCheck, RuleLimits};
+use tollgate::rules::{
+    Descriptors, IdentityKind, Limits, Refusal, Role, RuleCheck, RuleLimits, Source, Unmet,
+};
 use tollgate::{Limit, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
 
 use super::NotVerified;
@@ -172,6 +174,9 @@ pub(in crate::doors) fn explanation(
         json!({ "rule": name(*number), "why": why })
     });
     explained["rules"] = matched.collect();
+    let unmatched = rules.unmatched(request).into_iter().take(UNMATCHED_MAX);
+    explained["notMatched"] =
+        unmatched.map(|(rule, unmet)| json!({ "rule": rule.name, "why": why_not(unmet) })).collect();
     explained["excluded"] = json!(selection.excluded);
     explained["endpoint"] = json!(rules.endpoint(request).map(|endpoint| &endpoint.name));
     let identities = IdentityKind::ALL.into_iter().filter(|kind| request.is_identified_by(*kind));
@@ -191,6 +196,24 @@ pub(in crate::doors) fn explanation(
         }
     }
     explained
+}
+
+/// Rules in an explanation that a request does not match. A policy may have thousands.
+const UNMATCHED_MAX: usize = 100;
+
+/// Why a rule does not match, by its field.
+fn why_not(unmet: Unmet<'_>) -> String {
+    match unmet {
+        Unmet::Path => "match.path is another one".to_owned(),
+        Unmet::Method => "match.method is another one".to_owned(),
+        Unmet::Host => "match.host is another one".to_owned(),
+        Unmet::Network => "match.cidr does not contain the client's address".to_owned(),
+        Unmet::Identity => "match.identity: the request is not identified in that way".to_owned(),
+        Unmet::Value(Source::Header, name) => format!("match.header.{name} does not hold"),
+        Unmet::Value(Source::Query, name) => format!("match.query.{name} does not hold"),
+        Unmet::Value(Source::Attribute, name) => format!("match.attribute.{name} does not hold"),
+        Unmet::Tier => "match.tier is another one".to_owned(),
+    }
 }
 
 /// How it comes to that, in a sentence.

@@ -1,6 +1,7 @@
 //! What all nodes of a store go by: a policy that was pushed to one of them, and tiers that were assigned.
 //!
-//! The policy is a hash with number, epoch and text, which is empty once it was withdrawn. The tiers are a hash with number, epoch, members
+//! The policy is a hash with number, epoch and text, which is empty once it was withdrawn, and with what was pushed before: `history` lists the
+//! numbers, `a NUMBER` says what it was, `h NUMBER` is the text. The tiers are a hash with number, epoch, members
 //! (how many have a tier), `t FAMILY MEMBER` for each tier that is assigned, and the latest changes by their number: `c NUMBER`, and
 //! `e NUMBER` with the epoch. A store that holds a lower number than a node knows, or none, has lost data: a withdrawn policy leaves its
 //! number behind. Reads are one command each; changes are compared with what was read (`control.lua`).
@@ -26,6 +27,8 @@ const RESTORED_AT_ONCE: usize = 200;
 const UNFINISHED_KEPT: Duration = Duration::from_secs(60);
 /// Changes to the tiers that the store keeps: a node that knows of an older state reads all tiers.
 const CHANGES_KEPT: u64 = 1_000;
+/// Policies that were pushed and are kept.
+const HISTORY_KEPT: usize = 20;
 /// Attempts to make a change: each fails only because somebody else has made one.
 const ATTEMPTS: usize = 16;
 /// For all attempts together: other changes of this node wait meanwhile.
@@ -83,6 +86,40 @@ pub struct AssignedTier {
     pub member: String,
     /// The tier; empty for none.
     pub tier: String,
+}
+
+/// A policy that is pushed.
+#[derive(Clone, Copy, Debug)]
+pub struct Pushed<'a> {
+    /// The policy; empty to withdraw the one that was pushed.
+    pub text: &'a str,
+    /// A short name for its content.
+    pub label: &'a str,
+    /// Who pushes it.
+    pub author: &'a str,
+    /// When, in seconds since the epoch.
+    pub at_secs: u64,
+}
+
+/// A policy that was pushed, or a withdrawal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HistoryEntry {
+    /// The number of the change.
+    pub number: u64,
+    /// The short name; empty for a withdrawal.
+    pub label: String,
+    /// Who has pushed it.
+    pub author: String,
+    /// When, in seconds since the epoch.
+    pub at_secs: u64,
+}
+
+impl HistoryEntry {
+    fn new(number: u64, about: &str) -> Option<Self> {
+        let mut lines = about.splitn(3, '\n').map(str::to_owned);
+        let (label, at_secs) = (lines.next()?, lines.next()?.parse().ok()?);
+        Some(Self { number, label, at_secs, author: lines.next()? })
+    }
 }
 
 /// What became of a tier that was to be assigned.
@@ -175,29 +212,55 @@ impl Control {
     pub async fn push_policy(
         &self,
         known: &Version,
-        text: Option<&str>,
+        pushed: &Pushed<'_>,
         only_after_known: bool,
     ) -> Result<Option<Version>, StoreError> {
-        in_time(self.try_push_policy(known, text, only_after_known)).await
+        in_time(self.try_push_policy(known, pushed, only_after_known)).await
     }
 
     async fn try_push_policy(
         &self,
         known: &Version,
-        text: Option<&str>,
+        pushed: &Pushed<'_>,
         only_after_known: bool,
     ) -> Result<Option<Version>, StoreError> {
         for _ in 0..ATTEMPTS {
-            let (stored, _) = self.read(POLICY, &[]).await?;
+            let (stored, history) = self.read(POLICY, &["history".to_owned()]).await?;
             if only_after_known && stored != *known {
                 return Ok(None);
             }
             let version = self.version_after(&stored, known).await?;
-            if self.change(POLICY, &stored, &policy_change(&version, text.unwrap_or_default())).await? {
+            let mut change = policy_change(&version, pushed.text);
+            let mut numbers = numbers(history.into_iter().flatten().next().as_deref());
+            numbers.push(version.number);
+            let forgotten = numbers.len().saturating_sub(HISTORY_KEPT);
+            change.remove.extend(numbers.drain(..forgotten).flat_map(history_fields));
+            let [about, text] = history_fields(version.number);
+            change.set.push((about, format!("{}\n{}\n{}", pushed.label, pushed.at_secs, pushed.author)));
+            change.set.push((text, pushed.text.to_owned()));
+            let numbers: Vec<_> = numbers.iter().map(u64::to_string).collect();
+            change.set.push(("history".to_owned(), numbers.join(" ")));
+            if self.change(POLICY, &stored, &change).await? {
                 return Ok(Some(version));
             }
         }
         Err(contended())
+    }
+
+    /// What was pushed last, the newest first.
+    pub async fn history(&self) -> Result<Vec<HistoryEntry>, StoreError> {
+        let (_, history) = self.read(POLICY, &["history".to_owned()]).await?;
+        let numbers = numbers(history.into_iter().flatten().next().as_deref());
+        let fields: Vec<_> = numbers.iter().map(|number| history_fields(*number)[0].clone()).collect();
+        let (_, abouts) = self.read(POLICY, &fields).await?;
+        let entry = |(number, about): (&u64, Option<String>)| HistoryEntry::new(*number, &about?);
+        Ok(numbers.iter().zip(abouts).rev().filter_map(entry).collect())
+    }
+
+    /// The text of a policy that was pushed; empty for a withdrawal, none if it is not kept.
+    pub async fn pushed_text(&self, number: u64) -> Result<Option<String>, StoreError> {
+        let (_, text) = self.read(POLICY, &[history_fields(number)[1].clone()]).await?;
+        Ok(text.into_iter().flatten().next())
     }
 
     /// Writes back a policy, or its withdrawal, that the store has lost: unless it has that one or a newer one by now. Returns whether
@@ -357,6 +420,16 @@ fn policy_change(version: &Version, text: &str) -> VersionedChange<'static> {
     let mut set = version.fields();
     set.push(("text".to_owned(), text.to_owned()));
     VersionedChange { set, ..VersionedChange::default() }
+}
+
+/// Numbers of a list in a field.
+fn numbers(text: Option<&str>) -> Vec<u64> {
+    text.unwrap_or_default().split(' ').filter_map(|number| number.parse().ok()).collect()
+}
+
+/// The fields of a policy that was pushed: label, time and author, in a line each; and its text.
+fn history_fields(number: u64) -> [String; 2] {
+    [format!("a {number}"), format!("h {number}")]
 }
 
 /// The field of a change to the tiers: family, member and tier, in a line each.
