@@ -11,13 +11,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use tokio::runtime::{Builder, Runtime};
 use tollgate::Clock;
 
 use crate::app::{App, Signals, signals};
-use crate::config::{self, Config, Flags};
+use crate::config::{self, Config, Flags, PolicyOrigin};
 use crate::serve::raise_files_max;
 
 /// Tollgate: an exact rate limiter.
@@ -68,11 +69,12 @@ enum Command {
 /// What serving takes. Flags win over TOLLGATE_* variables, and these over the file.
 #[derive(Args)]
 struct Serve {
-    /// Where the API listens [default: 127.0.0.1:8080]. Beyond loopback naming keys requires a token.
+    /// Where the API listens [default: 127.0.0.1:8080]: localhost:8080, [::]:8080, or :8080 for all IPv4 addresses. On other addresses
+    /// than loopback, callers need a token to choose a key and to call /api/v1/check.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
     /// A YAML file with the policy: which requests have which limits. It is read again when it changes.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = NonEmptyStringValueParser::new())]
     policy: Option<String>,
     /// Where the state is kept [default: memory]: memory, redis://HOST, rediss://HOST, redis+unix:///PATH,
     /// redis+sentinel://HOST,HOST/MASTER or redis+cluster://HOST,HOST.
@@ -156,15 +158,20 @@ impl Serve {
 }
 
 /// What the service says of itself when it starts, with a command that works.
-fn banner(app: &App, store: &str, policy: &str) -> Result<String> {
+fn banner(app: &App, store: &str, (policy, has_policy): (&str, bool)) -> Result<String> {
     let (api, admin) = (app.address()?, app.admin_address()?);
     let mut lines = format!("Tollgate {} listens on http://{api}\n", env!("CARGO_PKG_VERSION"));
     lines += &format!("  store:  {store}\n  policy: {policy}\n");
     if admin != api {
         lines += &format!("  admin:  http://{admin} (health, metrics, /admin)\n");
     }
-    let key = if app.is_open() { "?key=user:123" } else { "" };
-    lines += &format!("Try: curl 'http://{}/api/v1/rate-limit/check{key}'\n", local(api));
+    let (api, key) = (local(api), if app.is_open() { "?key=user:123" } else { "" });
+    lines += &match app.is_open() && has_policy {
+        true => format!(
+            "Try: curl http://{api}/api/v1/check -d '{{\"ip\":\"192.0.2.1\",\"method\":\"GET\",\"path\":\"/\"}}'\n"
+        ),
+        false => format!("Try: curl 'http://{api}/api/v1/rate-limit/check{key}'\n"),
+    };
     Ok(lines)
 }
 
@@ -187,8 +194,9 @@ fn runtime() -> Result<Runtime> {
 async fn serve(config: Config) -> Result<ExitCode> {
     let Signals { stop, hurry } = signals()?;
     let (store, policy) = (config.store.to_string(), config.policy.to_string());
+    let has_policy = config.policy.origin != PolicyOrigin::None;
     let app = App::bind(config, Clock::system()).await?;
-    print(&banner(&app, &store, &policy)?)?;
+    print(&banner(&app, &store, (&policy, has_policy))?)?;
     tokio::select! {
         ran = app.run(stop) => ran?,
         () = hurry.cancelled() => tracing::warn!("stopped at once, as it was asked a second time"),

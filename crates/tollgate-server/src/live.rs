@@ -607,7 +607,10 @@ impl Loaded {
         let policy = self.limiter.policy();
         let rule = policy.rule(number).map(|rule| &*rule.name);
         let key = verdict.selection.subjects[subject].trim_matches(['{', '}']);
-        tracing::debug!(rule, key, path, method, "request denied");
+        let decided = verdict.verdicts[by].map(|it| it.decision);
+        let limit_size = decided.map(|it| it.limit);
+        let retry_after_ms = decided.map(|it| it.outcome.retry().as_millis_ceil());
+        tracing::debug!(rule, key, path, method, limit = limit_size, retry_after_ms, "request denied");
         if self.denials.record(number) {
             let limit = policy.limits()[limit].limit;
             let (algorithm, limit) = (limit.algorithm().as_str(), limit.size());

@@ -83,7 +83,7 @@ fn explained(answer: &Value) -> String {
         lines.push(format!("  rule {}: {}", text(&rule["rule"]), text(&rule["why"])));
     }
     for rule in answer["notMatched"].as_array().into_iter().flatten() {
-        lines.push(format!("  rule {} does not match: {}", text(&rule["rule"]), text(&rule["why"])));
+        lines.push(format!("  rule {} does not apply: {}", text(&rule["rule"]), text(&rule["why"])));
     }
     lines.push(format!("policy version {}", text(&answer["policy"])));
     lines.join("\n") + "\n"

@@ -35,6 +35,16 @@ impl Accepted {
         accepted
     }
 
+    /// The names of the fields of a section.
+    pub(super) fn fields(schema: &Value, section: &str) -> Vec<String> {
+        let kinds = alternatives(schema, &schema["properties"][section]);
+        kinds
+            .into_iter()
+            .filter_map(|it| it["properties"].as_object())
+            .flat_map(|it| it.keys().cloned())
+            .collect()
+    }
+
     /// Whether the field holds further fields, or a list, and nothing else.
     pub(super) fn is_section(&self) -> bool {
         self.structures && !self.texts

@@ -35,8 +35,8 @@ pub(super) struct Layers {
 const VALUES_READ_MAX: usize = 1_000_000;
 
 impl Layers {
-    /// The file's layer.
-    pub(super) fn file(&mut self, name: &str, text: &str) {
+    /// The file's layer. `expected` says what a file with a list or a text instead of fields should hold.
+    pub(super) fn file(&mut self, name: &str, text: &str, expected: &str) {
         let Parsed { value, places, mistakes } = parse(text);
         name.clone_into(&mut self.file_name);
         self.rule_names = Arc::new(rule_names(&value));
@@ -46,8 +46,7 @@ impl Layers {
             self.errors.push(ConfigError::new(name, Some(position), &[], &why));
         }
         if !matches!(self.value, Value::Null | Value::Object(_)) {
-            let why = "expected fields, such as `listen: 127.0.0.1:8080`";
-            self.errors.push(ConfigError::new(name, Some(Position::START), &[], why));
+            self.errors.push(ConfigError::new(name, Some(Position::START), &[], expected));
             self.value = Value::Null;
         }
     }
@@ -67,8 +66,15 @@ impl Layers {
         for (name, text) in variables {
             let path = name["TOLLGATE_".len()..].to_lowercase().replace("__", ".");
             let section = path.split('.').next().unwrap_or_default();
+            let flat = path.replace('.', "_");
             if known(section) {
                 self.set(&path, &name, &text);
+            } else if let Some(meant) =
+                fields_within(&schema).into_iter().find(|it| it.replace('.', "_") == flat)
+            {
+                let meant = meant.replace('.', "__").to_uppercase();
+                let why = "is not a setting and is ignored: sections end with two underscores; did you mean";
+                self.warnings.push(format!("{name} {why} TOLLGATE_{meant}?"));
             } else if let Some(meant) = nearest(section, fields.iter().copied()) {
                 let meant = format!(
                     "TOLLGATE_{}",
@@ -213,6 +219,16 @@ impl Layers {
         }
         ConfigError::new(&self.file_name, None, path, &why)
     }
+}
+
+/// The fields of all sections: `log.level`.
+fn fields_within(schema: &Value) -> Vec<String> {
+    let sections = schema["properties"].as_object().into_iter().flatten();
+    let fields = sections.flat_map(|(section, _)| {
+        let fields = Accepted::fields(schema, section);
+        fields.into_iter().map(move |field| format!("{section}.{field}"))
+    });
+    fields.collect()
 }
 
 /// The names of the rules in a policy, or in a configuration with a policy.

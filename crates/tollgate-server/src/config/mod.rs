@@ -229,7 +229,8 @@ pub fn load(
 ) -> Result<Config, ConfigErrors> {
     let mut layers = Layers::default();
     if let Some(path) = path {
-        layers.file(&path.display().to_string(), &read_file(path)?);
+        let expected = "expected fields, such as `listen: 127.0.0.1:8080`";
+        layers.file(&path.display().to_string(), &read_file(path)?, expected);
     }
     layers.environment(variables);
     for (field, flag, value) in flags {
@@ -317,7 +318,21 @@ pub fn load_policy(path: &Path, context: &PolicyContext) -> Result<CheckedPolicy
 /// Reads a policy. `name` stands for it in what is said of mistakes.
 pub fn read_policy(name: &str, text: &str, context: &PolicyContext) -> Result<CheckedPolicy, ConfigErrors> {
     let mut layers = Layers::default();
-    layers.file(name, text);
+    layers.file(
+        name,
+        text,
+        "a policy is not a list or a text: write `rules:`, and the rules below it, each with `- name: ...`",
+    );
+    if layers.value().get("policy").is_some() && layers.value().get("rules").is_none() {
+        let why = "a file with a policy begins with `rules:`; `policy:` around it is for configuration files: remove this line, and the \
+                   indentation below it";
+        return Err(ConfigErrors(vec![ConfigError::new(
+            name,
+            Some(Position::START),
+            &["policy".to_owned()],
+            why,
+        )]));
+    }
     let says_nothing = layers.says_nothing();
     let (mut checked, mut errors) = check_policy(&mut layers, context);
     checked.text = text.into();

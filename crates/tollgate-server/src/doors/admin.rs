@@ -228,7 +228,10 @@ impl Admin {
         let families = &policy.limiter.policy().parts().families;
         let Some(known) = families.iter().find(|known| *known.name == *family) else {
             let names: Vec<_> = families.iter().map(|family| &*family.name).collect();
-            let detail = format!("no such family; the policy has: {}", names.join(", "));
+            let detail = match names.is_empty() {
+                true => "the policy has no families of tiers".to_owned(),
+                false => format!("no such family; the policy has: {}", names.join(", ")),
+            };
             return Err(Problem::new(StatusCode::NOT_FOUND, detail));
         };
         let member = decoded(member)?;
@@ -256,7 +259,10 @@ impl Admin {
         let assigned = AssignedTier { family: family.to_owned(), member: id.clone(), tier };
         match self.policy.assign(assigned).await {
             Ok(true) => {
-                tracing::info!(family, member = id, tier = told, "tier assigned");
+                match &told {
+                    Some(tier) => tracing::info!(family, member = id, tier, "tier assigned"),
+                    None => tracing::info!(family, member = id, "tier withdrawn"),
+                }
                 Ok(answered(&json!({ "family": family, "member": id, "tier": told })))
             }
             Ok(false) => Err(Problem::new(

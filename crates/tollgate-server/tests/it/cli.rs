@@ -119,7 +119,7 @@ fn policies_are_pushed_shown_listed_and_rolled_back_and_a_request_is_explained()
         "{out}{err}"
     );
     let (_, out, _) = explain("/other");
-    assert!(out.starts_with("allowed\n  rule login does not match: match.path is another one\n"), "{out}");
+    assert!(out.starts_with("allowed\n  rule login does not apply: match.path is another one\n"), "{out}");
     let (code, _, err) = run(&["explain", "login", "--url", &url]);
     assert!(code == Some(2) && err.contains("path: must begin with /"), "{err}");
 }

@@ -57,10 +57,16 @@ fn flags_win_over_variables_and_variables_over_the_file() {
 
 #[test]
 fn a_variable_that_is_nearly_a_setting_is_warned_of() {
-    let variables = [("TOLLGATE_POLCY", "a"), ("TOLLGATE_REDS__DEADLINE", "1s"), ("TOLLGATE_PORT", "tcp://")];
+    let variables = [
+        ("TOLLGATE_LOG_LEVEL", "debug"),
+        ("TOLLGATE_POLCY", "a"),
+        ("TOLLGATE_REDS__DEADLINE", "1s"),
+        ("TOLLGATE_PORT", "tcp://"),
+    ];
     assert_eq!(
         load("", &variables, None).unwrap().warnings(),
         [
+            "TOLLGATE_LOG_LEVEL is not a setting and is ignored: sections end with two underscores; did you mean TOLLGATE_LOG__LEVEL?",
             "TOLLGATE_POLCY is not a setting and is ignored; did you mean TOLLGATE_POLICY?",
             "TOLLGATE_REDS__DEADLINE is not a setting and is ignored; did you mean TOLLGATE_REDIS__DEADLINE?"
         ]
@@ -278,7 +284,7 @@ fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
         (rule("limit: 0/s"), "rule \"a\": limit: a rate needs at least 1 permit"),
         (rule("limt: 5/s"), "rule \"a\": limt: no such field (did you mean `limit`?); accepted here: name, match, key, limit"),
         (rule("cost: 2"), "rule \"a\": needs one of `limit: 100/min`, `tier: from_request` and `unlimited: true`"),
-        (rule("limit: 5/s, unlimited: true"), "rule \"a\": needs one of"),
+        (rule("limit: 5/s, unlimited: true"), "rule \"a\": has limit and unlimited: keep one of them"),
         (rule("limit: 5/s, algorithm: GCRA"), "rule \"a\": algorithm: expected TOKEN_BUCKET"),
         (rule("limit: 5/s burst 9, algorithm: FIXED_WINDOW"), "burst belongs to TOKEN_BUCKET, LEAKY_BUCKET"),
         (rule("limit: { limit: 5/s, strict: true, algorithm: FIXED_WINDOW }"), "strict belongs to SLIDING_WINDOW_COUNTER"),
@@ -294,7 +300,11 @@ fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
         (rule("limit: 5/s, match: { host: 'a:80' }"), "rule \"a\": match.host: can never match: a:80"),
         (rule("limit: 5/s, match: { cidr: 10.0.0.1/8 }"), "rule \"a\": match.cidr: 10.0.0.1/8 has bits beyond its prefix"),
         (rule("limit: 5/s, match: { header: { x-a: '' } }"), "rule \"a\": match.header.x-a: can never match"),
-        (rule("limit: 5/s, tier: from_request"), "rule \"a\": needs one of"),
+        (rule("limit: 5/s, tier: from_request"), "rule \"a\": has limit and tier: keep one of them"),
+        (rule("limit: 5/s, match: { method: GETT }"), "rule \"a\": match.method: GETT is not a standard method (did you mean GET?)"),
+        ("rules: [{ key: ip, limit: 5/s }]".to_owned(), "rule number 1, which has no name: name: is missing: give a rule a name, such as `name: per-user`"),
+        ("- { name: a, key: ip, limit: 5/s }".to_owned(), "p:1:1: a policy is not a list or a text: write `rules:`, and the rules below it"),
+        ("policy:\n  rules: []".to_owned(), "p:1:1: policy: a file with a policy begins with `rules:`"),
         (rule("tier: from_request"), "rule \"a\": tier: there are no `tiers`"),
         (rule("limit: 5/s, factor: { x: 1/2 }"), "rule \"a\": factor: belongs to `tier: from_request`"),
         (rule("limit: 5/s, enforce: 101%"), "rule \"a\": enforce: expected a percentage from 0% to 100%"),

@@ -182,7 +182,7 @@ fn the_default_of_the_example_policy_is_reachable() {
         limits.iter().find(|it| it["rule"] == rule).unwrap().clone()
     };
     let arithmetic = limit("login")["arithmetic"].as_str().unwrap().to_owned();
-    assert!(arithmetic.contains("the oldest in full"), "{arithmetic}");
+    assert!(arithmetic.contains("the oldest counts in full"), "{arithmetic}");
     assert_eq!(
         (&limit("plan")["algorithm"], &limit("plan")["limit"]),
         (&json!("TOKEN_BUCKET"), &json!(1000))

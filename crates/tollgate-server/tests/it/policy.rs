@@ -361,7 +361,7 @@ fn an_explanation_takes_nothing_and_says_how_it_comes_to_that() {
     assert_eq!(limit["freesAtMicros"], (NOW_SECS + 30) * 1_000_000);
     assert_eq!(
         limit["arithmetic"],
-        "0 of 2 tokens; 0.033 flow back each second, full after 60 s; asks for 1: fits after 30000000 us"
+        "0 of 2 tokens; 0.033 flow back each second, full in 60.000 s; asks for 1: fits in 30.000 s"
     );
     assert_eq!(explained["rules"], json!([{ "rule": "two", "why": "applies" }]));
 }

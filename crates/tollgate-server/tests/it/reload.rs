@@ -150,7 +150,11 @@ fn the_last_twenty_pushed_policies_are_kept_and_can_be_pushed_again() {
         assert_eq!(server.ask("DELETE", "/admin/policy", "", "").status, 200);
         let kept = history();
         assert_eq!(kept.as_array().unwrap().len(), 20);
-        assert_eq!((&kept[0]["version"], &kept[0]["author"]), (&json!(null), &json!("loopback")), "withdrawn");
+        assert_eq!(
+            (&kept[0]["version"], &kept[0]["author"]),
+            (&json!(null), &json!("loopback")),
+            "withdrawn"
+        );
         let (newest, oldest) = (&kept[1], &kept[19]);
         let text = |entry: &Value| {
             server.ask("GET", &format!("/admin/policy/history/{}", entry["number"]), "", "").json()["text"]

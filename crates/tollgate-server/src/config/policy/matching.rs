@@ -8,7 +8,11 @@ use tollgate::rules::{
 use super::Report;
 use super::file::{IdentityName, MatchFields};
 use super::text::Many;
+use crate::config::mistakes::nearest;
 use crate::identity::{self, IdentityConfig};
+
+/// The standard methods. Others are accepted, unless they look like a misspelled one of these.
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
 /// The conditions that fields stand for. What can never hold is a mistake.
 pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, report: Report<'_>) -> Match {
@@ -23,6 +27,11 @@ pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, repo
         let method = method.to_ascii_uppercase();
         if method.parse::<http::Method>().is_err() {
             report(&item(at, "method", &fields.method, number), format!("no method: {method}"));
+        } else if !METHODS.contains(&method.as_str())
+            && let Some(meant) = nearest(&method, METHODS.into_iter())
+        {
+            let why = format!("{method} is not a standard method (did you mean {meant}?)");
+            report(&item(at, "method", &fields.method, number), why);
         }
         made.methods.push(method.into());
     }

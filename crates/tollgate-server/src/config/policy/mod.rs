@@ -232,7 +232,10 @@ impl<'a> Building<'a> {
     /// Whether a name can be one, in keys and in metrics.
     fn check_name(&mut self, field: &str, what: &str, name: &str) {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
+        if name.is_empty() {
+            return self.wrong(field, format!("is missing: give {what} a name, such as `name: per-user`"));
+        }
+        if name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
             let why = format!("the name of {what} has 1 to {NAME_BYTES_MAX} letters, digits, - and _");
             self.wrong(field, why);
         }

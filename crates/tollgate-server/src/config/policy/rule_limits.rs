@@ -52,7 +52,21 @@ impl Building<'_> {
     pub(super) fn rule_limits(&mut self, at: &str, fields: &RuleFields) -> RuleLimits {
         let ways = [!fields.limit.0.is_empty(), fields.tier.is_some(), fields.unlimited];
         if ways.iter().filter(|way| **way).count() != 1 {
-            self.wrong(at, "needs one of `limit: 100/min`, `tier: from_request` and `unlimited: true`");
+            let set: Vec<_> = ["limit", "tier", "unlimited"]
+                .into_iter()
+                .zip(ways)
+                .filter(|(_, way)| *way)
+                .map(|it| it.0)
+                .collect();
+            self.wrong(
+                at,
+                match set.is_empty() {
+                    true => {
+                        "needs one of `limit: 100/min`, `tier: from_request` and `unlimited: true`".to_owned()
+                    }
+                    false => format!("has {}: keep one of them", set.join(" and ")),
+                },
+            );
             return RuleLimits::Own(Limits::Unlimited);
         }
         if fields.unlimited {

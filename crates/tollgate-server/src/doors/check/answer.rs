@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tollgate::rules::{
     Descriptors, IdentityKind, Limits, Refusal, Role, RuleCheck, RuleLimits, Source, Unmet,
 };
-use tollgate::{Limit, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
+use tollgate::{Limit, Micros, Outcome, PolicyOutcome, PolicyVerdict, Verdict};
 
 use super::NotVerified;
 use crate::doors::rest::answer::{Status, X_TOLLGATE_BASIS, json_response, status_headers};
@@ -174,9 +174,18 @@ pub(in crate::doors) fn explanation(
         json!({ "rule": name(*number), "why": why })
     });
     explained["rules"] = matched.collect();
-    let unmatched = rules.unmatched(request).into_iter().take(UNMATCHED_MAX);
-    explained["notMatched"] =
-        unmatched.map(|(rule, unmet)| json!({ "rule": rule.name, "why": why_not(unmet) })).collect();
+    let all_rules = rules.parts().rules.iter().enumerate();
+    let unmatched = rules.unmatched(request);
+    let others = all_rules.filter(|(number, _)| !selection.matched.contains(number)).take(UNMATCHED_MAX);
+    let others = others.map(|(_, rule)| {
+        let unmet = unmatched.iter().find(|(it, _)| std::ptr::eq(*it, rule)).map(|(_, unmet)| *unmet);
+        let why = unmet.map_or_else(
+            || "not reached: a rule before it has `stop: true`, or the policy `apply: first`".to_owned(),
+            why_not,
+        );
+        json!({ "rule": rule.name, "why": why })
+    });
+    explained["notMatched"] = others.collect();
     explained["excluded"] = json!(selection.excluded);
     explained["endpoint"] = json!(rules.endpoint(request).map(|endpoint| &endpoint.name));
     let identities = IdentityKind::ALL.into_iter().filter(|kind| request.is_identified_by(*kind));
@@ -216,39 +225,45 @@ fn why_not(unmet: Unmet<'_>) -> String {
     }
 }
 
+/// A time in seconds, rounded up to milliseconds.
+fn seconds(time: Micros) -> String {
+    let millis = time.as_millis_ceil();
+    format!("{}.{:03} s", millis / 1_000, millis % 1_000)
+}
+
 /// How it comes to that, in a sentence.
 fn arithmetic(limit: &Limit, cost: u64, verdict: &Verdict) -> String {
     let decision = &verdict.decision;
     let (left, size) = (decision.remaining, decision.limit);
-    let span = limit.horizon().as_secs_ceil();
+    let (span, reset) = (limit.horizon().as_secs_ceil(), seconds(decision.reset));
     let how = match limit {
         Limit::TokenBucket(it) => {
             let rate = it.flow() as f64 * 1e6 / (it.unit() as f64 * it.tick() as f64);
-            format!("{left} of {size} tokens; {rate:.3} flow back each second, full after {span} s")
+            format!("{left} of {size} tokens; {rate:.3} flow back each second, full in {reset}")
         }
         Limit::IntervalBucket(it) => format!(
             "{left} of {size} tokens; {} come back at the end of each {} ms",
             it.refill(),
             it.period() / 1_000
         ),
-        Limit::LeakyBucket(_) => format!("room for {left} of {size}; empty after {span} s"),
+        Limit::LeakyBucket(_) => format!("room for {left} of {size}; empty in {reset}"),
         Limit::FixedWindow(_) => format!("{left} of {size} left in this window of {span} s"),
         Limit::CalendarQuota(it) => {
             format!("{left} of {size} left in this {}", it.calendar().slug().replace('_', " "))
         }
         Limit::SlidingLog(_) => format!("{left} of {size} left in the last {span} s, by every admission"),
         Limit::SlidingCounter(it) => format!(
-            "{left} of {size} left in the last {span} s, by {} count(s){}",
+            "{left} of {size} left in the last {span} s (sliding counter, {} part(s); the oldest counts {})",
             it.sub_buckets(),
-            if it.is_strict() { ", the oldest in full" } else { ", the oldest weighted" }
+            if it.is_strict() { "in full" } else { "by its share" }
         ),
     };
     let then = match decision.outcome {
         Outcome::Admitted { delay } if delay.get() == 0 => format!("asks for {cost}: fits now"),
         Outcome::Admitted { delay } => {
-            format!("asks for {cost}: fits after {} us, which it waits for", delay.get())
+            format!("asks for {cost}: fits in {}, which it waits for", seconds(delay))
         }
-        Outcome::Denied { retry } => format!("asks for {cost}: fits after {} us", retry.get()),
+        Outcome::Denied { retry } => format!("asks for {cost}: fits in {}", seconds(retry)),
         Outcome::Impossible => format!("asks for {cost}: more than fits at all"),
     };
     format!("{how}; {then}")
