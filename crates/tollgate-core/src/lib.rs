@@ -11,7 +11,7 @@
 //! let now = Timestamp::from_micros(1_000_000);
 //! let mut state = bucket.fresh(now);
 //! assert!(bucket.decide(&mut state, now, Ask::of(40)).is_admitted());
-//! assert_eq!(bucket.standing(&state, now).remaining, 60);
+//! assert_eq!(bucket.status(&state, now).remaining, 60);
 //! ```
 #![no_std]
 // A sixth algorithm must not compile until every match knows it.

@@ -1,7 +1,7 @@
 //! What becomes of a state when the limit of its key changes.
 //!
 //! What was consumed stays consumed. A smaller limit holds only a part of it; what does not fit is remembered beside the state
-//! ([`Over`]), takes no room there, and counts again as soon as a larger limit asks. So nobody gets permits by changing back and forth.
+//! ([`CarriedDebt`]), takes no room there, and counts again as soon as a larger limit asks. So nobody gets permits by changing back and forth.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

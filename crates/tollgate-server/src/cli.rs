@@ -69,7 +69,7 @@ enum Command {
 /// What serving takes. Flags win over TOLLGATE_* variables, and these over the file.
 #[derive(Args)]
 struct Serve {
-    /// Where the API listens [default: 127.0.0.1:8080]: localhost:8080, [::]:8080, or :8080 for all IPv4 addresses. On other addresses
+    /// Where the API listens [default: 127.0.0.1:8080]: also localhost:8080, or :8080 for all IPv4 addresses. On other addresses
     /// than loopback, callers need a token to choose a key and to call /api/v1/check.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,

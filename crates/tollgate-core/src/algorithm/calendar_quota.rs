@@ -22,8 +22,8 @@ use crate::time::{Micros, Timestamp};
 /// let now = Timestamp::from_micros(1_794_819_600_000_000); // 2026-11-16, 18:00 in Seoul
 /// let mut state = quota.fresh(now);
 /// assert!(quota.decide(&mut state, now, Ask::of(9_000)).is_admitted());
-/// assert_eq!(quota.standing(&state, now).remaining, 1_000);
-/// assert_eq!(quota.standing(&state, now).reset.as_secs_ceil(), (28 * 24 + 6) * 3_600); // 2026-12-15, midnight
+/// assert_eq!(quota.status(&state, now).remaining, 1_000);
+/// assert_eq!(quota.status(&state, now).reset.as_secs_ceil(), (28 * 24 + 6) * 3_600); // 2026-12-15, midnight
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CalendarQuota {

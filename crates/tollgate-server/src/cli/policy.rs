@@ -141,7 +141,7 @@ impl PolicyCommand {
 /// Which policy is in force, in a line.
 fn in_force(shown: &Value) -> String {
     let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
-    format!("version {} in force, {} rules, from {}\n", text("version"), shown["rules"], text("origin"))
+    format!("version {} in force, from {}, rules: {}\n", text("version"), text("origin"), shown["rules"])
 }
 
 /// What was pushed, in a line each.

@@ -149,7 +149,7 @@ impl fmt::Display for PolicyConfig {
         let rules = self.checked.policy.parts().rules.len();
         match &self.origin {
             PolicyOrigin::None => f.write_str("none (set one with --policy FILE)"),
-            origin => write!(f, "{origin}, version {}, {rules} rules", self.checked.version),
+            origin => write!(f, "{origin}, version {}, rules: {rules}", self.checked.version),
         }
     }
 }

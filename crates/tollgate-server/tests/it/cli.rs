@@ -71,7 +71,7 @@ fn a_policy_file_is_named_on_the_command_line_and_in_the_banner() {
     assert!(service.lines[0].contains("http://0.0.0.0:"), "{:?}", service.lines);
     let policy = format!("  policy: {}, version ", file.display());
     assert!(
-        service.lines[2].starts_with(&policy) && service.lines[2].ends_with(", 1 rules"),
+        service.lines[2].starts_with(&policy) && service.lines[2].ends_with(", rules: 1"),
         "{:?}",
         service.lines
     );
@@ -95,13 +95,13 @@ fn policies_are_pushed_shown_listed_and_rolled_back_and_a_request_is_explained()
     let policy = |arguments: &[&str]| run(&[&["policy"], arguments, &["--url", &url]].concat());
     assert_eq!(policy(&["history"]), (Some(0), "nothing was pushed yet\n".to_owned(), String::new()));
     let (code, out, err) = policy(&["push", &first]);
-    assert!(code == Some(0) && out.ends_with(" in force, 1 rules, from admin API\n"), "{out}{err}");
+    assert!(code == Some(0) && out.ends_with(" in force, from admin API, rules: 1\n"), "{out}{err}");
     let version = out.split(' ').nth(1).unwrap().to_owned();
     assert_eq!(policy(&["push", &second, "--replace", "000000000000"]).0, Some(2));
     assert_eq!(policy(&["push", &second, "--replace", &version]).0, Some(0));
     let (_, shown, about) = policy(&["show"]);
     assert_eq!(shown, std::fs::read_to_string(&second).unwrap());
-    assert!(about.contains("1 rules, from admin API"), "{about}");
+    assert!(about.contains("from admin API, rules: 1"), "{about}");
     let (_, history, _) = policy(&["history"]);
     let oldest = history.lines().last().unwrap();
     assert!(

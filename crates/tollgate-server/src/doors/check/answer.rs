@@ -120,7 +120,7 @@ pub(super) fn body(policy: &Loaded, verdict: &PolicyVerdict, not_verified: NotVe
     Value::Object(body)
 }
 
-/// The standing of one limit.
+/// The status of one limit.
 fn limit(policy: &Loaded, verdict: &PolicyVerdict, check: &RuleCheck, it: &Verdict) -> Map<String, Value> {
     let rules = policy.limiter.policy();
     let limit = &rules.limits()[check.limit];

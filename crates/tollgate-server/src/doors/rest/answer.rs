@@ -165,7 +165,7 @@ pub(in crate::doors) fn status_headers(headers: &mut HeaderMap, statuses: &[Stat
     }
 }
 
-/// Until the asked permits fit, for who was denied; until the standing changes for the better, for the others.
+/// For a denied request, the time until its permits fit; for others, the time until more permits are free.
 fn effective_window(decision: &Decision) -> Micros {
     if decision.is_admitted() { decision.reset } else { decision.outcome.retry() }
 }
