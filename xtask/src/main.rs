@@ -87,7 +87,7 @@ fn test(long: bool) -> Result<()> {
     // Other locks: built apart, so that nothing else runs with them.
     let shuttle = ["test", "--package", "tollgate", "--features", "shuttle"];
     succeed(cargo(&shuttle).args(["--test", "shuttle"]))?;
-    succeed(cargo(&shuttle).args(["--lib", "lines"]))?;
+    succeed(cargo(&shuttle).args(["--lib", "queue"]))?;
     succeed(&mut cargo(&["fmt", "--all", "--check"]))?;
     succeed(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]))
 }

@@ -85,7 +85,7 @@ impl BreakerState {
     }
 }
 
-/// A call that was let through. What becomes of it is told with [`Breaker::settle`].
+/// A call that was let through. What becomes of it is told with [`Breaker::record`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pass {
     era: u64,

@@ -192,7 +192,7 @@ impl TokenBucket {
         Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
     }
 
-    /// [`TokenBucket::settle`], for a state that is not dated too far ahead.
+    /// [`TokenBucket::advance`], for a state that is not dated too far ahead.
     #[inline]
     const fn refill(&self, state: BucketState, now: Timestamp) -> BucketState {
         let tick = self.ticks(now);

@@ -694,12 +694,12 @@ mod tests {
     fn caller(lines: &Coalescer, store: &Store, key: &QueueKey, now: Instant) {
         let step = Step::Ask(Question::Take(Ask::of(1)));
         match lines.enter(key, &store.limit, &step, now) {
-            Entered::Denied(decision) => store.tell(&decision),
+            Entered::Denied(decision) => store.send(&decision),
             Entered::Full => panic!("a queue of four is not full"),
             Entered::Wait(answer) if thread_rng().gen_ratio(1, 3) => drop(answer),
             Entered::Wait(mut answer) => loop {
                 match answer.try_recv() {
-                    Ok(Ok(Done::Answered(decision, None))) => return store.tell(&decision),
+                    Ok(Ok(Done::Answered(decision, None))) => return store.send(&decision),
                     Ok(Ok(other)) => panic!("no answer to a question: {other:?}"),
                     // Too late.
                     Ok(Err(_)) => return,
@@ -709,7 +709,7 @@ mod tests {
             },
             Entered::Lead => {
                 let (answers, mut told) = store.call(&[step], now);
-                answers.iter().flatten().for_each(|decision| store.tell(decision));
+                answers.iter().flatten().for_each(|decision| store.send(decision));
                 loop {
                     let Next { denied, batch, .. } = lines.next(key, &store.limit, told.take(), now);
                     for (waiter, decision) in denied {
