@@ -331,10 +331,13 @@ impl LivePolicy {
             at_secs: since_epoch.as_secs(),
         };
         known.policy = match &self.control {
-            Some(control) => {
-                let version = control.push_policy(&known.policy, &pushed, replaced.is_some()).await?;
-                version.ok_or_else(|| NotChanged::OtherVersion("another".to_owned()))?
-            }
+            Some(control) => match control.push_policy(&known.policy, &pushed, replaced.is_some()).await? {
+                Some(version) => version,
+                None => {
+                    self.poll_store(&mut known).await;
+                    return Err(NotChanged::OtherVersion(self.current().version.clone()));
+                }
+            },
             None => {
                 known.keep(&pushed);
                 Version::default()

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128_with_secret;
 pub(crate) struct Hash {
     /// Sorts the slots of the memory engine.
     pub(crate) high: u64,
-    /// Chooses a stripe, a shard or a connection.
+    /// Chooses a stripe or a connection.
     pub(crate) low: u64,
 }
 

@@ -1,6 +1,6 @@
-//! The lock of a shard: one that spins, or, under the `shuttle` feature, one whose interleavings can be explored.
+//! The lock of a stripe: one that spins, or, under the `shuttle` feature, one whose interleavings can be explored.
 //!
-//! A shard is held for well under a microsecond. A lock that can put threads to sleep must look for sleepers when it is
+//! A stripe is locked for well under a microsecond. A lock that can put threads to sleep must look for sleepers when it is
 //! released, with an atomic exchange that the processor does not look beyond; this one is released by a plain store, so
 //! the memory that the next request needs can already be on its way while this one is decided.
 
@@ -45,6 +45,6 @@ impl<T> Lock<T> {
 
     #[cfg(feature = "shuttle")]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().expect("no thread of a test panics while it holds a shard")
+        self.0.lock().expect("no thread of a test panics while it holds a stripe")
     }
 }

@@ -115,7 +115,11 @@ fn a_state_with_too_little_is_left_alone_for_a_moment() {
         let Move::Deny { retry } = lease.decide(at(ms + later), 1, false, &terms, PARTS) else {
             panic!("asked again after {later} ms");
         };
-        assert_eq!(retry, Micros::from_millis(50 - later), "whoever comes back then is asked for");
+        assert_eq!(
+            retry,
+            Micros::from_millis(50 - later),
+            "the promised retry is when the state is asked again"
+        );
     }
     assert!(matches!(lease.decide(at(ms + 50), 1, false, &terms, PARTS), Move::Ask { ahead: 1.. }));
     // Who is ready to wait is not denied here.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use tollgate::{AlgorithmName, Ask, Basis, Clock, Limiter, Verdict};
-use tracing::Instrument;
+use tracing::{Instrument, Level, Span};
 
 use self::answer::{CheckAnswer, check_response, json_response, remaining_response, reset_response};
 use self::ask::{Asked, from_json, from_query};
@@ -88,13 +88,19 @@ impl Caller {
 
 impl Door for Rest {
     async fn answer(&self, request: Request<Received>, peer: IpAddr) -> Response<Full<Bytes>> {
-        // Every log line of the request carries the id that its sender has given it.
-        let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
-        let id = id.map(|id| &id[..id.len().min(REQUEST_ID_BYTES_MAX)]);
-        let span = tracing::debug_span!("request", id);
+        let span = request_span(&request);
         let answer = self.route(request, peer).instrument(span).await;
         answer.unwrap_or_else(|problem| problem.counted(&self.metrics).into_response())
     }
+}
+
+/// A span that adds the request's id to its log lines. Only for debug lines, so that other requests are not searched for an id.
+fn request_span<B>(request: &Request<B>) -> Span {
+    if !tracing::enabled!(Level::DEBUG) {
+        return Span::none();
+    }
+    let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
+    tracing::debug_span!("request", id = id.map(|id| &id[..id.len().min(REQUEST_ID_BYTES_MAX)]))
 }
 
 impl Rest {

@@ -8,7 +8,7 @@
 local counts_for, node = struct.unpack('>dI4c0', ARGV[1])
 call('ZADD', KEYS[1], now_text, node)
 call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - counts_for)
--- Whoever spoke before the clock was set back, and does not any more.
+-- Nodes that died before the clock was set back.
 call('ZREMRANGEBYSCORE', KEYS[1], now + counts_for, '+inf')
 call('PEXPIRE', KEYS[1], ceil(counts_for / 1000))
 return call('ZCARD', KEYS[1])

@@ -49,7 +49,7 @@ impl Call {
         Self { turn, limit: Arc::clone(limit) }
     }
 
-    /// The first call, by the caller who found the queue_key free. Who has come meanwhile is left to the driver.
+    /// Makes the first call, for the caller that found the key free. The driver makes the calls of requests that arrive meanwhile.
     pub(in crate::redis) async fn lead(self, step: Step, deadline: Instant) -> Result<Done, StoreError> {
         let (answers, told) = self.make(&[step], deadline).await;
         self.end(told);

@@ -1,5 +1,5 @@
-//! A queue for each key that is being asked about: one call at a time, and whoever comes meanwhile goes together in the next.
-//! A denial is remembered for as long as it can be no other.
+//! One queue for each key with a call under way. Requests that arrive meanwhile wait, and go together in the next call. A denial is cached
+//! while it is provably still valid.
 
 pub(in crate::redis) mod call;
 pub(in crate::redis) mod set;

@@ -86,7 +86,7 @@ impl CheckSet {
         self.members.iter().map(|member| member.limit().work()).sum()
     }
 
-    /// The member that is asked for in this queue_key, by number.
+    /// The number of the member with this key, if the set has one.
     pub(in crate::redis) fn number_in(&self, queue_key: &QueueKey) -> Option<usize> {
         self.members.iter().position(|member| member.is_of(queue_key))
     }
@@ -158,7 +158,7 @@ impl SetBatch {
         self.groups.is_empty()
     }
 
-    /// Adds somebody who waits in a queue_key, or gives them back if they have to go in another call.
+    /// Adds a request that waits for a key. Returns the request if it has to go in another call.
     pub(in crate::redis) fn add(&mut self, waiter: SetWaiter, queue_key: &QueueKey) -> Result<(), SetWaiter> {
         if self.sets >= SETS_MAX {
             return Err(waiter);
@@ -186,7 +186,7 @@ impl SetBatch {
         Ok(())
     }
 
-    /// Whether a set can join this call: it asks the queue_key's key for the same as the first set, and shares no other key.
+    /// Whether a set can join this call: both sets ask the same of the key that they wait for, and have no other key in common.
     fn can_share(&self, first: &CheckSet, set: &CheckSet, queue_key: &QueueKey) -> bool {
         let (Some(one), Some(other)) = (first.number_in(queue_key), set.number_in(queue_key)) else {
             return false;
@@ -253,7 +253,7 @@ impl<'a> SetCall<'a> {
         self.states.iter().any(|member| matches!(member.limit(), Limit::SlidingLog(_)))
     }
 
-    /// The members with states of their own, but for a queue_key's, each with the number of its group.
+    /// The members of all groups except the one with this key, each with the number of its group.
     pub(in crate::redis) fn others(&self, queue_key: &QueueKey) -> Vec<(&'a Member, usize)> {
         let groups = self.groups.iter().enumerate();
         groups

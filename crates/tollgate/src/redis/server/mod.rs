@@ -34,7 +34,7 @@ use crate::redis::server::failover::{Failover, Failovers};
 use crate::redis::server::reach::Reach;
 use crate::redis::url::Address;
 
-/// How to enter servers.
+/// How to connect to servers.
 pub(in crate::redis) struct ConnectOptions {
     pub(in crate::redis) tls: bool,
     pub(in crate::redis) certificates: TlsCertificates,
@@ -150,7 +150,7 @@ pub(in crate::redis) struct Server {
     pub(in crate::redis) retired: CancellationToken,
 }
 
-/// One connection, or the want of one.
+/// One connection of the pool: open, being opened, or closed with the reason.
 struct PooledConnection {
     state: RwLock<PooledState>,
     changed: Notify,
@@ -716,7 +716,7 @@ pub(in crate::redis) fn single(answer: RedisResult<Value>) -> RedisResult<Value>
     }
 }
 
-/// Up to a quarter more, so that many servers do not come at once.
+/// Up to a quarter more, so that many Tollgate nodes do not come at once.
 pub(in crate::redis) fn jittered(pause: Duration) -> Duration {
     let mut byte = [0];
     // Without randomness the pause is the plain one.

@@ -1,4 +1,4 @@
-//! Who is who: which server is the primary, which has which slots. Found out from sentinels, and from the servers of a cluster.
+//! Finds the primary, or the owners of all slots, by asking the sentinels or the servers of a cluster.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -183,7 +183,7 @@ impl Routes {
         let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
         // Who waits less long than the store may take has only given up: that says nothing of the server.
         let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.options.patience;
-        let mut server = match self.known_node(slot) {
+        let mut server = match self.known_server(slot) {
             Some(server) => server,
             // What is seldom waited for is boxed here and below: a call is as large as its largest wait.
             None => Box::pin(self.server(slot, deadline)).await?,
@@ -382,7 +382,7 @@ impl Routes {
     }
 
     /// The server of a slot, if one is known.
-    fn known_node(&self, slot: u16) -> Option<Arc<Server>> {
+    fn known_server(&self, slot: u16) -> Option<Arc<Server>> {
         let table = self.table.read();
         let number = *table.slots.get(usize::from(slot))?;
         table.servers.get(usize::from(number)).map(Arc::clone)
