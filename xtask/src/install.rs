@@ -15,10 +15,14 @@ pub(crate) enum Program {
     Faketime,
     Iproute,
     Pip,
+    Venv,
+    Npm,
     Curl,
     Nginx,
+    HaProxy,
     Protoc,
     Valgrind,
+    H2load,
 }
 
 impl Program {
@@ -29,11 +33,14 @@ impl Program {
             Self::RedisBenchmark => "redis-benchmark",
             Self::Faketime => "faketime",
             Self::Iproute => "ip",
-            Self::Pip => "python3",
+            Self::Pip | Self::Venv => "python3",
+            Self::Npm => "npm",
             Self::Curl => "curl",
             Self::Nginx => "nginx",
+            Self::HaProxy => "haproxy",
             Self::Protoc => "protoc",
             Self::Valgrind => "valgrind",
+            Self::H2load => "h2load",
         }
     }
 
@@ -45,26 +52,34 @@ impl Program {
             Self::Faketime => ["faketime", "libfaketime", "libfaketime"],
             Self::Iproute => ["iproute2", "iproute", "iproute2mac"],
             Self::Pip => ["python3-pip", "python3-pip", "python3"],
+            Self::Venv => ["python3-venv", "python3", "python3"],
+            Self::Npm => ["npm", "npm", "node"],
             Self::Curl => ["curl", "curl", "curl"],
             Self::Nginx => ["nginx-light", "nginx", "nginx"],
+            Self::HaProxy => ["haproxy", "haproxy", "haproxy"],
             Self::Protoc => ["protobuf-compiler", "protobuf-compiler", "protobuf"],
             Self::Valgrind => ["valgrind", "valgrind", "valgrind"],
+            Self::H2load => ["nghttp2-client", "nghttp2", "nghttp2"],
         }
     }
 
     /// What makes it say its version, and nothing else.
     const fn version_arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Nginx => &["-v"],
+            Self::Nginx | Self::HaProxy => &["-v"],
             Self::Iproute => &["-V"],
             Self::Pip => &["-m", "pip", "--version"],
+            // Debian keeps this module in a package of its own.
+            Self::Venv => &["-c", "import ensurepip"],
             Self::RedisServer
             | Self::RedisCli
             | Self::RedisBenchmark
             | Self::Faketime
+            | Self::Npm
             | Self::Curl
             | Self::Protoc
-            | Self::Valgrind => &["--version"],
+            | Self::Valgrind
+            | Self::H2load => &["--version"],
         }
     }
 
@@ -101,11 +116,13 @@ pub(crate) fn programs(wanted: &[Program]) -> Result<()> {
     let (manager, install) = managers[index];
     println!("installing {} with {manager}", names(index).collect::<Vec<_>>().join(", "));
     if manager == "apt-get" {
+        // Completes an installation that was interrupted; apt-get refuses to work before that.
+        as_root("dpkg", &["--configure", "-a"])?;
         as_root(manager, &["update", "-q"])?;
     }
     let arguments: Vec<_> = install.iter().copied().chain(names(index)).collect();
     if manager == "brew" {
-        run(Command::new(manager).args(arguments))
+        quietly(Command::new(manager).args(arguments))
     } else {
         as_root(manager, &arguments)
     }?;
@@ -118,14 +135,46 @@ pub(crate) fn programs(wanted: &[Program]) -> Result<()> {
 /// Runs a command as root: with sudo, where there is one and it is needed.
 fn as_root(program: &str, arguments: &[&str]) -> Result<()> {
     let mut command = if runs("sudo") { Command::new("sudo") } else { Command::new("env") };
-    run(command.arg(program).args(arguments))
+    quietly(command.env("DEBIAN_FRONTEND", "noninteractive").arg(program).args(arguments))
 }
 
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    command.env("DEBIAN_FRONTEND", "noninteractive");
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?} ended with {status}");
     Ok(())
+}
+
+/// Runs a command whose output matters only if it fails.
+pub(crate) fn quietly(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    ensure!(
+        output.status.success(),
+        "{command:?} ended with {}:\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    Ok(())
+}
+
+/// Runs an installation below `target/programs`, unless it was completed from the same pins before. `install` gets the path to fill.
+pub(crate) fn once(
+    root: &Path,
+    name: &str,
+    pins: &str,
+    install: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let place = root.join("target/programs");
+    let (path, stamp) = (place.join(name), place.join(format!("{name}.pins")));
+    if path.exists() && fs::read_to_string(&stamp).is_ok_and(|installed| installed == pins) {
+        return Ok(());
+    }
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    println!("installing {name} in {}", place.display());
+    install(&path).with_context(|| format!("cannot install {name}"))?;
+    // Written last, so that an interrupted installation starts again.
+    fs::write(&stamp, pins).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
 /// A peer, measured beside Tollgate.
@@ -149,6 +198,8 @@ pub(crate) fn peer(peer: Peer, root: &Path) -> Result<PathBuf> {
         println!("building {name} (some minutes, once)");
         let mut install = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         install.args(["install", "--locked", "--root"]).arg(&place);
+        // Without it, cargo builds a package in its own folder.
+        install.arg("--target-dir").arg(place.join("build"));
         match peer {
             Peer::ThrottlecrabServer => install.args([name, "--version", "0.4.40"]),
             Peer::Limitador => install.arg("--path").arg(root.join("peers/limitador")),

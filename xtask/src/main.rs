@@ -1,10 +1,12 @@
-//! The one task list: `cargo xtask test`, `cargo xtask bench NAME`, `cargo xtask faults`, `cargo xtask sim`.
+//! The one task list: `cargo xtask test`, `cargo xtask e2e`, `cargo xtask bench NAME`, `cargo xtask faults`, `cargo xtask sim`.
 
 #[cfg(test)]
 mod floors;
 mod install;
 #[cfg(test)]
 mod module_map;
+mod packages;
+mod protos;
 mod wheel;
 
 use std::path::PathBuf;
@@ -33,9 +35,15 @@ enum Task {
         #[arg(long)]
         long: bool,
     },
+    /// Install proxies and client packages, if they are missing, and run the end-to-end tests with them.
+    E2e {
+        /// Handed on to the test program: names of tests or modules, --nocapture.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
     /// Install the peers, if they are missing, and measure them and Tollgate in one run.
     Bench {
-        /// `engine`, `http`, `redis`, `lease`, `log` or `policy`.
+        /// `engine`, `http`, `doors`, `redis`, `lease`, `log` or `policy`.
         name: String,
         /// Handed on: --check, --json FILE, --quick, --only TEXT.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -47,6 +55,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Generate the Rust types of the protocol buffers: after a change of them.
+    Protos,
     /// Play seeds of nodes that hold leases against a store, with everything that can go wrong, and judge every decision.
     Sim {
         /// Handed on: --check, --json FILE, --seeds N, --seed S (one seed, with its timeline).
@@ -59,8 +69,10 @@ fn main() -> Result<()> {
     match Cli::parse().task {
         Task::Setup => setup(),
         Task::Test { long } => test(long),
+        Task::E2e { options } => e2e(&options),
         Task::Bench { name, options } => bench(&name, &options),
         Task::Faults { options } => faults(&options),
+        Task::Protos => protos::write(&root()?),
         Task::Sim { options } => sim(&options),
     }
 }
@@ -89,7 +101,24 @@ fn test(long: bool) -> Result<()> {
     succeed(cargo(&shuttle).args(["--test", "shuttle"]))?;
     succeed(cargo(&shuttle).args(["--lib", "queue"]))?;
     succeed(&mut cargo(&["fmt", "--all", "--check"]))?;
-    succeed(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]))
+    let clippy = ["clippy", "--workspace", "--all-targets", "--features", E2E_FEATURE];
+    succeed(cargo(&clippy).args(["--", "--deny", "warnings"]))
+}
+
+/// The feature without which cargo skips the end-to-end tests.
+const E2E_FEATURE: &str = "tollgate-e2e/programs";
+
+fn e2e(options: &[String]) -> Result<()> {
+    setup()?;
+    install::programs(&[Program::Nginx, Program::HaProxy, Program::Venv, Program::Npm])?;
+    let root = root()?;
+    wheel::proxies(&root)?;
+    packages::python(&root)?;
+    packages::node(&root)?;
+    // The whole workspace is selected, as in `test`, so that both use one build of the dependencies.
+    let selection = ["--workspace", "--features", E2E_FEATURE, "--test", "e2e"];
+    succeed(cargo(&["build", "--bin", "tollgate"]).args(selection))?;
+    succeed(cargo(&["test"]).args(selection).arg("--").args(options))
 }
 
 /// Checks which crates, licences and sources are in the tree. Known weaknesses (`advisories`) are in a git repository that CI cannot
@@ -103,7 +132,6 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
     let mut run = cargo(&["run", "--release", "--package", "tollgate-bench"]);
     if name == "redis" {
         install::programs(&[Program::RedisBenchmark, Program::Valgrind])?;
-        succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server"]))?;
         run.env("LIMITADOR_PEER", install::peer(Peer::Limitador, &root()?)?);
     }
     if matches!(name, "redis" | "lease" | "log" | "policy") {
@@ -117,17 +145,17 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
     if name == "engine" {
         install::programs(&[Program::Valgrind])?;
     }
-    if name == "http" {
+    if name == "doors" {
+        install::programs(&[Program::RedisServer, Program::RedisBenchmark, Program::H2load])?;
+    }
+    if matches!(name, "http" | "doors") {
         install::programs(&[Program::Nginx, Program::Protoc])?;
         run.env("THROTTLECRAB_SERVER", install::peer(Peer::ThrottlecrabServer, &root()?)?);
-        succeed(&mut cargo(&[
-            "build",
-            "--release",
-            "--package",
-            "tollgate-server",
-            "--package",
-            "tollgate-bench",
-        ]))?;
+    }
+    if matches!(name, "http" | "redis") {
+        // Built apart from the benchmarks: together, cargo would build the server with the features that they add to its dependencies,
+        // such as tokio's clock for tests. This way it is the binary of `cargo run --release`, and neither is built twice.
+        succeed(&mut cargo(&["build", "--release", "--package", "tollgate-server"]))?;
     }
     succeed(&mut run)
 }

@@ -1,5 +1,5 @@
 //! Decisions in process. Each contender decides on the same keys in the same order; the loop that touches and hashes the
-//! key and reads the clock is measured alone, in the same round, and taken off everybody's figure.
+//! key and reads the clock is measured alone, in the same round, and subtracted from every figure.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
@@ -69,13 +69,13 @@ struct Throttlecrab(Mutex<RateLimiter<AdaptiveStore>>);
 
 impl Contender for Throttlecrab {
     fn decide(&self, key: &String) -> bool {
-        let mut limiter = self.0.lock().expect("nobody panics");
+        let mut limiter = self.0.lock().expect("no thread panics");
         let decided = limiter.rate_limit(key, BURST as i64, PER_MINUTE as i64, 60, 1, SystemTime::now());
         decided.is_ok_and(|(admitted, _)| admitted)
     }
 }
 
-/// A burst that nobody uses up, so that every request passes, as most do in service; and a refill so slow that no key
+/// A burst that no key uses up, so that every request is admitted, as most are in service; and a refill so slow that no key
 /// comes back to full, and leaves, while it is measured.
 const BURST: u64 = 10_000_000;
 const PER_MINUTE: u64 = 1;
@@ -129,7 +129,7 @@ fn measure(contender: &dyn Contender, keys: &[String], sequences: &[Vec<u32>], o
     total.as_nanos() as f64 / times.len() as f64 / ops as f64
 }
 
-/// One cell of the table: so many keys, so popular, from so many threads.
+/// One cell of the table: a number of keys, their popularity, and a number of threads.
 struct Scenario {
     keys: usize,
     popularity: Popularity,
@@ -219,7 +219,7 @@ fn compare(scenario: &Scenario, keys: &[String], rounds: usize, ops: usize, repo
     let mut whole = vec![];
     for round in 0..rounds {
         let bare_ns = measure(&bare, keys, &sequences, ops);
-        // Whoever comes first in a round finds other caches than whoever comes second: they take turns.
+        // The first limiter of a round finds other caches than the second, so they take turns.
         let (ours_ns, theirs_ns) = if round % 2 == 0 {
             let first = measure(&ours, keys, &sequences, ops);
             (first, measure(&theirs, keys, &sequences, ops))

@@ -17,7 +17,7 @@ use crate::report::{Report, median};
 
 const SIZES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
 
-/// A table for at most so many keys, with so many in it.
+/// A table with its maximum and its current number of keys.
 fn filled(max_keys: u64, keys: u64, clock: Clock) -> (MemoryEngine, MemoryLimiter) {
     let limit = Limit::TokenBucket(TokenBucket::new(1_000_000, Rate::per_minute(1)).expect("valid"));
     let engine = MemoryEngine::new(MemoryConfig { max_keys: max_keys as usize }, clock);

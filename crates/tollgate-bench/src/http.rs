@@ -24,8 +24,8 @@ const CONNECTIONS: u64 = 64;
 /// Checks a second at which the latency is measured.
 const STEADY_PER_SECOND: u64 = 10_000;
 
-const SERVER_CORE: &str = "0";
-const LOAD_CORE: &str = "1";
+pub(crate) const SERVER_CORE: &str = "0";
+pub(crate) const LOAD_CORE: &str = "1";
 
 /// Who is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,19 +113,19 @@ impl Server {
         wait_until("the server listens", || std::net::TcpStream::connect(address).is_ok());
         Ok(Self { process, address, _files: files })
     }
+}
 
-    /// Processor time that the server has used, user and system.
-    fn cpu(&self) -> Result<Duration> {
-        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.process.id()))?;
-        let mut total: u64 = text.split_whitespace().next().context("no schedstat")?.parse()?;
-        // Its other threads.
-        total = std::fs::read_dir(format!("/proc/{}/task", self.process.id()))?
-            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok())
-            .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
-            .sum::<u64>()
-            .max(total);
-        Ok(Duration::from_nanos(total))
-    }
+/// Processor time that a server has used, user and system.
+pub(crate) fn cpu(server: &Process) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{}/schedstat", server.id()))?;
+    let mut total: u64 = text.split_whitespace().next().context("no schedstat")?.parse()?;
+    // Its other threads.
+    total = std::fs::read_dir(format!("/proc/{}/task", server.id()))?
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok())
+        .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+        .sum::<u64>()
+        .max(total);
+    Ok(Duration::from_nanos(total))
 }
 
 fn nginx_config(address: SocketAddr, directory: &Path) -> String {
@@ -142,7 +142,7 @@ fn nginx_config(address: SocketAddr, directory: &Path) -> String {
     )
 }
 
-fn free_address() -> Result<SocketAddr> {
+pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
@@ -173,9 +173,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let duration = Duration::from_secs(seconds);
     for round in 0..=rounds {
         for (index, server) in servers.iter().enumerate() {
-            let before = server.cpu()?;
+            let before = cpu(&server.process)?;
             let seen: Seen = run_load(server.address, &requests[index], CONNECTIONS, duration, Pace::Closed)?;
-            let used = server.cpu()? - before;
+            let used = cpu(&server.process)? - before;
             let every = Duration::from_secs(1).mul_f64(CONNECTIONS as f64 / STEADY_PER_SECOND as f64);
             let steady =
                 run_load(server.address, &requests[index], CONNECTIONS, duration, Pace::Open { every })?;

@@ -5,7 +5,7 @@
 pub(crate) enum Popularity {
     /// The k-th key with a share of 1/k: a few hot ones and a long tail.
     Zipf,
-    /// All alike: the caches help nobody.
+    /// All keys alike, so that caches do not help.
     Uniform,
 }
 

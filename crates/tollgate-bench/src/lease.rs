@@ -16,7 +16,7 @@ use tollgate_testkit::{Bound, RedisServer};
 use crate::keys::{Popularity, keys, sequence};
 use crate::report::{Options, Report, median};
 
-/// So many rounds of so long.
+/// The number of rounds, and the length of each.
 type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
 
 /// Measures and judges.

@@ -12,8 +12,8 @@ use redis::{Connection, Value};
 use tollgate::algorithm::SUB_BUCKETS_MAX;
 use tollgate::rules::{CHECKS_MAX, WORK_MAX};
 use tollgate::{
-    Ask, Backend, Check, Clock, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingCounter,
-    SlidingLog, Timestamp, TokenBucket,
+    Ask, Backend, Check, Clock, Limit, Micros, Rate, RateLimiter, RedisConfig, RedisEngine, RedisLimiter,
+    SlidingCounter, SlidingLog, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{RedisServer, ServerProgram};
 
@@ -97,7 +97,7 @@ struct OneLog {
     size: u64,
 }
 
-/// What is asked of a full log, and so much later than its newest entry, in parts of the window.
+/// The question to a full log, and how long after its newest entry it is asked, in parts of the window.
 #[derive(Clone, Copy)]
 enum Asked {
     Take {

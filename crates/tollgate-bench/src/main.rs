@@ -1,5 +1,7 @@
 //! Benchmarks of Tollgate beside its peers, in one run: `cargo xtask bench NAME`.
 
+mod doors;
+mod doors_grpc;
 mod engine;
 mod four_leased;
 mod growth;
@@ -15,6 +17,8 @@ mod policy;
 mod redis;
 mod report;
 mod scripts;
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -35,6 +39,9 @@ enum Bench {
     Engine(Options),
     /// Checks over HTTP: Tollgate, a bare axum route that sends the same bytes, nginx limit_req and throttlecrab-server.
     Http(Options),
+    /// Checks over the Redis protocol, beside throttlecrab-server and `SET` of Redis, and over gRPC, beside throttlecrab-server and a bare
+    /// tonic service that sends a constant response. `--json FILE` writes the figures of gRPC to `FILE.grpc`.
+    Doors(Options),
     /// Checks in Redis: Tollgate's Redis engine, redis-benchmark, limitador's Redis storage and an earlier Tollgate.
     Redis(Options),
     /// Decisions by leases, in process, on a real Redis: hot keys, Zipf keys, and the three consistencies side by side.
@@ -46,6 +53,9 @@ enum Bench {
     /// For `http`: the bare axum route.
     #[command(hide = true)]
     Axum(http::BareAxum),
+    /// For `grpc`: the bare tonic service.
+    #[command(hide = true)]
+    Tonic(doors_grpc::BareTonic),
     /// For `engine`: fills one contender with keys, in a process of its own, and prints what the memory has grown by.
     #[command(hide = true)]
     Fill(engine::Fill),
@@ -61,11 +71,21 @@ fn main() -> Result<()> {
     match Cli::parse().bench {
         Bench::Engine(options) => engine::run(&options),
         Bench::Http(options) => http::run(&options),
+        Bench::Doors(options) => {
+            let resp = doors::run(&options);
+            let json = options.json.as_ref().map(|file| {
+                let mut name = file.clone().into_os_string();
+                name.push(".grpc");
+                PathBuf::from(name)
+            });
+            resp.and(doors_grpc::run(&Options { json, ..options }))
+        }
         Bench::Redis(options) => redis::run(&options),
         Bench::Lease(options) => lease::run(&options),
         Bench::Log(options) => log::run(&options),
         Bench::Policy(options) => policy::run(&options),
         Bench::Axum(server) => server.run(),
+        Bench::Tonic(server) => server.run(),
         Bench::Fill(fill) => fill.run(),
         Bench::Touch(touch) => touch.run(),
         Bench::Count(count) => count.run(),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use tollgate::{Limit, Rate, RedisConfig, RedisEngine, RedisLimiter, StoreError, TokenBucket};
+use tollgate::{Limit, Rate, RateLimiter, RedisConfig, RedisEngine, RedisLimiter, StoreError, TokenBucket};
 use tollgate_testkit::Bound;
 
 use crate::node::{BEFORE, Nodes};

@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report.finish(options)
 }
 
-/// So many rounds of so long.
+/// The number of rounds, and the length of each.
 type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
 
 /// Requests with several limits, and nodes that do not agree.
@@ -76,7 +76,7 @@ struct Flood {
     server_us: f64,
 }
 
-/// Tasks that ask as fast as they are answered: each request of some user, of so many.
+/// Tasks that ask as fast as they are answered: each request is of one of `users` users.
 fn flood(policy: Policy, users: u64, duration: Duration, is_admitted: bool) -> Result<Flood> {
     let server = server()?;
     on_one_core(async {
@@ -244,7 +244,7 @@ pub(crate) fn rule(name: String, matching: Match, limit: usize) -> Rule {
     }
 }
 
-/// Rules as a large service has them: one for everybody, and for each resource a path with a parameter, a path with a wildcard behind
+/// Rules as a large service has them: one for all requests, and for each resource a path with a parameter, a path with a wildcard behind
 /// it, an exact one with a method, and one by attribute.
 fn many_rules(count: usize) -> Result<Policy> {
     let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_minute(100))?);
@@ -284,7 +284,7 @@ fn many_rules(count: usize) -> Result<Policy> {
     }))
 }
 
-/// Requests that match one rule each, besides the one for everybody.
+/// Requests that match one rule each, beside the one for all requests.
 fn requests(count: usize) -> Vec<(String, String)> {
     let mut random = Random(7);
     let request = |number: usize| match number % 5 {
@@ -330,7 +330,7 @@ fn matching(report: &mut Report, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// A policy with so many limits for each request, of three algorithms.
+/// A policy with `count` limits for each request, of three algorithms.
 fn some_limits(count: usize) -> Result<Policy> {
     // One subject may be asked about a million times a second, for some seconds.
     let rate = Rate::per_minute(100_000_000);

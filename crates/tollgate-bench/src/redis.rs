@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use redis::aio::MultiplexedConnection;
 use tollgate::{
-    Ask, FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RedisConfig, RedisEngine, RedisLimiter,
-    SlidingCounter, SlidingLog, TokenBucket,
+    Ask, FixedWindow, LeakyBucket, LeakyMode, Limit, Rate, RateLimiter, RedisConfig, RedisEngine,
+    RedisLimiter, SlidingCounter, SlidingLog, TokenBucket,
 };
 use tollgate_testkit::{Process, RedisServer, wait_until};
 
@@ -29,7 +29,7 @@ const KEYS: u64 = 1_000_000;
 /// Tasks that each ask, wait for the answer and ask again.
 const TASKS: u64 = 1_024;
 
-/// So many rounds of so long.
+/// The number of rounds, and the length of each.
 type Scenario = fn(&mut Report, usize, Duration) -> Result<()>;
 
 /// Measures and judges.

@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Options {
     /// Exit with an error where a figure misses its bar.
     #[arg(long)]
-    check: bool,
+    pub(crate) check: bool,
     /// Write the raw figures of every contender to this file.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Fewer and shorter rounds: to see that it runs, not to judge.
     #[arg(long)]
     pub(crate) quick: bool,

@@ -36,7 +36,7 @@ const PLAIN: [(&str, &str); 5] = [
     ("sliding counter", include_str!("plain/sliding_counter.lua")),
 ];
 
-/// 1,000,000 a minute: nobody is denied while it is measured.
+/// 1,000,000 a minute, so that no request is denied during the measurement.
 fn limits() -> Result<[Limit; 5]> {
     let minute = Rate::per_minute(1_000_000);
     Ok([
@@ -96,7 +96,7 @@ impl Counted {
         url(&self.directory.path().join("socket"))
     }
 
-    /// Makes so many calls of a script, each on the next key.
+    /// Makes `count` calls of a script, each on the next key.
     fn call(&mut self, script: &str, arguments: &[&[u8]], count: u64) -> Result<()> {
         let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut self.connection)?;
         for first in (0..count).step_by(PIPELINE as usize) {

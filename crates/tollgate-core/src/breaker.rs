@@ -1,12 +1,13 @@
-//! A circuit breaker: when to stop asking a server that has failed, and when to ask it again.
+//! A circuit breaker: decides when to stop calling a server that fails, and when to call it again.
 //!
-//! Closed, it lets every call through and looks at the last few. Open, it lets none through for a while. Half-open, it lets
-//! one call through at a time; a few that succeed close it, and one that fails opens it again. Calls that time out together
-//! count as one failure: one stall of the server, or of this process, says no more than that. Time and chance are handed in.
+//! A closed breaker lets every call through and counts failures among the last few. An open breaker lets no call through for a
+//! while. A half-open breaker lets one call through at a time; a few successes close it, and one failure opens it again. Calls
+//! that time out together count as one failure, because one stall of the server or of this process causes all of them. Time
+//! and random numbers are handed in.
 
 use crate::time::{Micros, Timestamp};
 
-/// When a breaker opens, for how long, and what closes it again.
+/// When a breaker opens, for how long, and when it closes again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BreakerConfig {
     failures: u32,
@@ -15,22 +16,22 @@ pub struct BreakerConfig {
     probes: u32,
 }
 
-/// Why there is no such breaker.
+/// Why settings do not make a breaker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BreakerError {
-    /// The share of failures.
+    /// The failure rate is out of range.
     #[error("the failure rate must be from 1 to 100 percent")]
     FailureRate,
-    /// The number of calls that are looked at.
+    /// The window is out of range.
     #[error("the window must be from 1 to {} calls", BreakerConfig::WINDOW_MAX)]
     Window,
-    /// The number of calls that close it.
+    /// There are no probes.
     #[error("there must be at least 1 probe")]
     Probes,
 }
 
 impl BreakerConfig {
-    /// Calls that are looked at: one bit each.
+    /// The largest window, in calls: one bit each.
     pub const WINDOW_MAX: u32 = 64;
 
     /// Opens when `failure_percent` of the last `window` calls have failed, for `open_for` and up to a quarter more; closes
@@ -50,20 +51,20 @@ impl BreakerConfig {
         if probes < 1 {
             return Err(BreakerError::Probes);
         }
-        // Of a whole window, also while it is still filling: the first few calls of a server that is down open it as well.
+        // Counted of a whole window, also while it is filling, so that the first calls to a dead server open it too.
         let failures = (failure_percent * window).div_ceil(100);
         Ok(Self { failures, window, open_for, probes })
     }
 }
 
 impl Default for BreakerConfig {
-    /// Half of the last 10 calls, half a second, 3 probes.
+    /// Opens at half of the last 10 calls, for half a second, and closes after 3 probes.
     fn default() -> Self {
         Self { failures: 5, window: 10, open_for: Micros::from_millis(500), probes: 3 }
     }
 }
 
-/// What a breaker does now.
+/// The state of a breaker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BreakerState {
     /// Every call goes through.
@@ -75,7 +76,7 @@ pub enum BreakerState {
 }
 
 impl BreakerState {
-    /// A word for metrics, health and logs.
+    /// Its name in metrics, health and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -85,7 +86,7 @@ impl BreakerState {
     }
 }
 
-/// A call that was let through. What becomes of it is told with [`Breaker::record`].
+/// A call that was let through. Its outcome is reported with [`Breaker::record`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pass {
     era: u64,
@@ -93,16 +94,16 @@ pub struct Pass {
     at: Timestamp,
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallOutcome {
-    /// The server did what it is for.
+    /// The server decided.
     Succeeded,
-    /// It did not.
+    /// The server failed.
     Failed,
-    /// It did not answer in time.
+    /// The server did not answer in time.
     TimedOut,
-    /// Nothing was learned: the call was given up before it could succeed or fail.
+    /// The call was given up before it could succeed or fail.
     Forgone,
 }
 
@@ -111,9 +112,9 @@ pub enum CallOutcome {
 pub struct Breaker {
     config: BreakerConfig,
     phase: Phase,
-    /// Counts the phases: what is told of a call from an earlier one says nothing of this one.
+    /// Counts the phases. The outcome of a call from an earlier phase is ignored.
     era: u64,
-    /// When a call last timed out that counted. Calls that began before it were under way in the same stall.
+    /// The last timeout that counted. Calls that began before it were part of the same stall.
     stalled: Timestamp,
 }
 
@@ -138,7 +139,7 @@ impl Breaker {
         Self { config, phase: Phase::Closed { failed: 0 }, era: 0, stalled: Timestamp::from_micros(0) }
     }
 
-    /// What it does now. An open one whose time is over stays open until somebody asks.
+    /// Its state. An open breaker whose time is over stays open until the next call.
     pub const fn state(&self) -> BreakerState {
         match self.phase {
             Phase::Closed { .. } => BreakerState::Closed,
@@ -147,12 +148,12 @@ impl Breaker {
         }
     }
 
-    /// Whether it would let no call through now, and none is under way that could change that.
+    /// Whether it is open and its time is not over.
     pub fn is_refusing(&self, now: Timestamp) -> bool {
         matches!(self.phase, Phase::Open { until } if now < until)
     }
 
-    /// Lets a call through, or not.
+    /// Lets a call through, or returns `None`.
     pub fn permit(&mut self, now: Timestamp) -> Option<Pass> {
         match &mut self.phase {
             Phase::Closed { .. } => {}
@@ -164,8 +165,8 @@ impl Breaker {
         Some(Pass { era: self.era, at: now })
     }
 
-    /// Hears what became of a call. `jitter` is random, so that many nodes do not come back at once. Says what the breaker
-    /// does from now on, if that is something else.
+    /// Records the outcome of a call. `jitter` is random, so that nodes do not retry at the same time. Returns the new state, if
+    /// it has changed.
     pub fn record(
         &mut self,
         pass: Pass,
@@ -177,7 +178,7 @@ impl Breaker {
             return None;
         }
         match (&mut self.phase, outcome) {
-            // No call is let through by an open breaker: this one is of an earlier era.
+            // An open breaker lets no call through, so this call is from an earlier phase.
             (Phase::Open { .. }, _) | (Phase::Closed { .. }, CallOutcome::Forgone) => return None,
             (Phase::Closed { .. }, CallOutcome::TimedOut) if pass.at < self.stalled => return None,
             (Phase::Closed { failed }, outcome) => {
@@ -207,7 +208,7 @@ impl Breaker {
         Some(self.state())
     }
 
-    /// There is a new connection to the server: a reason to try, however long the wait still is.
+    /// Records a new connection to the server, which is a reason to try before the wait is over.
     pub fn reachable(&mut self) -> Option<BreakerState> {
         let Phase::Open { .. } = self.phase else { return None };
         self.enter(Phase::HalfOpen { succeeded: 0, probing: false });

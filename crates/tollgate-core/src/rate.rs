@@ -7,7 +7,7 @@ use core::str::FromStr;
 use crate::limit::LimitError;
 use crate::time::Micros;
 
-/// So many permits per so much time.
+/// A number of permits per time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rate {
     permits: NonZeroU64,
@@ -49,16 +49,16 @@ impl Rate {
     }
 }
 
-/// Why a rate is none.
+/// Why a rate is not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RateError {
-    /// `0/s` would be a wall, not a limit.
+    /// `0/s` would deny everything.
     #[error("a rate needs at least 1 permit")]
     NoPermits,
-    /// `10/0s` would be no limit at all.
+    /// `10/0s` would limit nothing.
     #[error("a rate needs a period above zero")]
     NoTime,
-    /// Not of the form that rates have.
+    /// Not of the form `PERMITS/PERIOD`.
     #[error("expected PERMITS/PERIOD, such as 10/s, 100/min or 5/1m30s")]
     Form,
 }
@@ -93,7 +93,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A duration such as `500ms`, `1m30s` or `2h`: numbers with units, largest unit first, each unit at most once.
+/// Reads a duration such as `500ms`, `1m30s` or `2h`: numbers with units, largest unit first, each unit at most once.
 pub fn parse_duration(text: &str) -> Option<Micros> {
     /// Unit names with their length in microseconds, from the largest down.
     const UNITS: [(&str, u64); 6] = [
@@ -120,7 +120,7 @@ pub fn parse_duration(text: &str) -> Option<Micros> {
     (!text.is_empty()).then_some(Micros::new(total))
 }
 
-/// Digits only: no sign, no underscore, no space.
+/// Reads a number of digits only: no sign, no underscore, no space.
 fn parse_number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -136,9 +136,9 @@ pub(crate) struct Scale {
     pub flow: NonZeroU64,
 }
 
-/// Sizes, in units, up to which sums of two still fit a double exactly.
+/// The largest size in units: the sum of two sizes is exact in a double.
 pub(crate) const UNITS_MAX: u64 = 1 << 51;
-/// The longest time to full, 35 years: far from the end of [`crate::Timestamp`], whatever is added.
+/// The longest time to full, 35 years: far from the end of [`crate::Timestamp`].
 pub(crate) const HORIZON_MAX_US: u64 = 1 << 50;
 /// The ticks to choose from, in microseconds.
 pub(crate) const TICKS_US: [u64; 3] = [1, 1_000, 1_000_000];
@@ -184,7 +184,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn rates_are_read_as_people_write_them() {
+    fn rates_parse_from_permits_and_period() {
         for (text, permits, secs) in
             [("10/s", 10, 1), ("100/min", 100, 60), ("5/1m", 5, 60), ("60/hour", 60, 3_600)]
         {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_is_refused() {
+    fn invalid_rates_are_rejected() {
         for text in [
             "",
             "/",
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_add_up_and_never_overflow() {
+    fn durations_with_several_units_are_summed_without_overflow() {
         assert_eq!(parse_duration("1h2m3s4ms5us"), Some(Micros::new(3_723_004_005)));
         assert_eq!(parse_duration("0s"), Some(Micros::ZERO));
         assert_eq!(parse_duration("99999999999999999999d"), None);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_finest_tick_that_holds_the_bucket_is_chosen() {
+    fn scale_uses_the_finest_tick_that_holds_the_bucket() {
         // 625,000 an hour share a factor with the hour; a prime beside it does not and needs the millisecond.
         let scale = Scale::choose(10, Rate::per_second(10)).unwrap();
         assert_eq!((scale.tick.get(), scale.unit.get(), scale.flow.get()), (1, 100_000, 1));

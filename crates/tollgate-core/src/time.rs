@@ -1,8 +1,8 @@
-//! Time as every part of Tollgate counts it: whole microseconds.
+//! Instants and lengths of time, in whole microseconds.
 
 /// An instant, in microseconds since the Unix epoch.
 ///
-/// At most 2^53 - 1 (the year 2255), because Redis scripts compute with doubles and must give the same bits.
+/// At most 2^53 - 1 (the year 2255), because Redis scripts compute with doubles and must get the same results.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Timestamp(i64);
 
@@ -25,12 +25,12 @@ impl Timestamp {
         Self::from_micros((self.0 as u64).saturating_add(wait.0))
     }
 
-    /// From `earlier` to this instant; zero if `earlier` is later.
+    /// Time from `earlier` to this instant; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Micros {
         Micros((self.0 as u64).saturating_sub(earlier.0 as u64))
     }
 
-    /// Whole seconds since the epoch, rounded up: what a "reset at" header promises must have come true.
+    /// Whole seconds since the epoch, rounded up, so that the promise of a "reset at" header has come true by then.
     pub const fn as_secs_ceil(self) -> u64 {
         (self.0 as u64).div_ceil(1_000_000)
     }
@@ -72,12 +72,12 @@ impl Micros {
         self.0
     }
 
-    /// Whole milliseconds, rounded up: a caller that starts earlier would be early.
+    /// Whole milliseconds, rounded up: a caller must not start earlier.
     pub const fn as_millis_ceil(self) -> u64 {
         self.0.div_ceil(1_000)
     }
 
-    /// Whole seconds, rounded up: a caller that comes back earlier would be refused again.
+    /// Whole seconds, rounded up: a caller that retries earlier would be denied again.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
@@ -86,7 +86,7 @@ impl Micros {
         if self.0 > i64::MAX as u64 { i64::MAX } else { self.0 as i64 }
     }
 
-    /// Negative lengths are no time: nobody waits for the past.
+    /// This many microseconds, or zero if negative.
     pub(crate) const fn of(us: i64) -> Self {
         Self(if us < 0 { 0 } else { us as u64 })
     }

@@ -239,7 +239,7 @@ impl Seen {
         );
     }
 
-    /// Of what was on offer on the hot keys, from the beginning to the end but for these times, so much was admitted.
+    /// The share of offered requests on the hot keys that was admitted, outside of these times.
     pub(crate) fn utilisation(&self, begun: u64, but: &[(u64, u64)]) -> f64 {
         let counts = |at: u64| {
             (begun..self.end).contains(&at) && !but.iter().any(|(from, to)| (*from..*to).contains(&at))

@@ -83,7 +83,7 @@ impl Client {
             sleep_until(due).await;
             due += PACE;
             if connection.is_none() {
-                // Whoever is not let in has asked nothing.
+                // A client without access has asked nothing.
                 connection = TcpStream::connect(self.address).await.ok();
             }
             let Some(mut stream) = connection.take() else { continue };

@@ -98,7 +98,7 @@ impl Finding {
     }
 }
 
-/// Nanoseconds are not the point: a decision may take its deadline and so much more.
+/// The time that a decision may take beyond its deadline.
 const DEADLINE_US: u64 = 10_000;
 const SLACK_US: u64 = 5_000;
 /// Over HTTP, on a loaded machine with two cores.
@@ -235,7 +235,7 @@ impl Judge {
         }
     }
 
-    /// Nobody was let through unseen: what the store did not decide in time was decided by the node alone.
+    /// No request was admitted without a decision: the node alone decided on requests that the store did not decide in time.
     pub(crate) fn none_open(&mut self, from: u64, to: u64) {
         let open = self.between(from, to).filter(|it| it.ground == Ground::Open).count();
         let local = self.between(from, to).filter(|it| it.ground == Ground::Local).count();

@@ -111,7 +111,7 @@ impl Check {
     }
 }
 
-/// Checks are drawn and sent once in so long.
+/// The interval in which checks are drawn and sent.
 const TICK: Duration = Duration::from_millis(1);
 /// Keys beside the hot ones.
 const ZIPF_KEYS: u64 = 10_000;

@@ -1,4 +1,4 @@
-//! What became of one check, as whoever asked has seen it.
+//! The result of one check, as its caller has seen it.
 
 use serde::{Deserialize, Serialize};
 use tollgate::Basis;

@@ -155,7 +155,7 @@ impl Rig {
         std::thread::sleep(time);
     }
 
-    /// Starts a second program that embeds the library: it makes so many checks a second on keys of which each is asked for once.
+    /// Starts a second program that embeds the library: it makes `rate` checks a second, each on a new key.
     pub(crate) fn start_flood(&mut self, store: &str, rate: u64) {
         let records = self.directory.path().join("flood");
         let mut flood = worker(store, rate, self.seed + 1, &records);
@@ -264,7 +264,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Of nobody, seen by nobody.
+    /// A run without records.
     pub(crate) fn empty(seed: u64) -> Self {
         Self {
             records: Vec::new(),

@@ -57,7 +57,7 @@ impl TestLimit {
         Bound { burst: BURST, permits: RATE, period_us: 1_000_000 }
     }
 
-    /// What one of so many nodes may admit alone. A node's first permit weighs as many as there are nodes.
+    /// The permits that one of `nodes` nodes may admit alone. The first permit of a node counts once for each node.
     pub(crate) const fn share(nodes: u64) -> Bound {
         Bound { burst: BURST.div_ceil(nodes), permits: RATE, period_us: 1_000_000 * nodes }
     }

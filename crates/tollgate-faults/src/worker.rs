@@ -48,7 +48,7 @@ pub(crate) struct Summary {
 
 /// Beyond the keys that are drawn.
 const FIRST_NEW_KEY: u32 = 1_000_000;
-/// Checks are drawn and sent once in so long.
+/// The interval in which checks are drawn and sent.
 const TICK: Duration = Duration::from_millis(1);
 
 impl Worker {

@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, Request};
 use ipnet::IpNet;
-use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use ring::hmac;
+use ring::rand::SystemRandom;
 
 use crate::address::{canonical, sender};
-use crate::config::{AdminToken, ClientAddress};
+use crate::config::{ClientAddress, Token};
+use crate::identity::sha256;
 use crate::loopback::{LoopbackCheck, is_forwarded};
 
 /// Why a request was refused before it was looked at any further. A label of a metric.
@@ -31,11 +32,15 @@ pub(crate) enum Refused {
     WrongAdminToken,
     /// All memory for bodies is in use.
     BodyMemory,
+    /// It calls forward-auth from an address that is not in `client_address.trusted_proxies`.
+    NotAProxy,
+    /// It calls forward-auth, and its headers do not describe a request.
+    ForwardAuth,
 }
 
 impl Refused {
     /// All of them, in their order.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::WrongToken,
         Self::KeyNotAllowed,
         Self::ForeignHost,
@@ -44,6 +49,8 @@ impl Refused {
         Self::NoAdminTokens,
         Self::WrongAdminToken,
         Self::BodyMemory,
+        Self::NotAProxy,
+        Self::ForwardAuth,
     ];
 
     /// The label.
@@ -57,6 +64,8 @@ impl Refused {
             Self::NoAdminTokens => "no_admin_tokens",
             Self::WrongAdminToken => "wrong_admin_token",
             Self::BodyMemory => "body_memory",
+            Self::NotAProxy => "not_a_proxy",
+            Self::ForwardAuth => "forward_auth",
         }
     }
 }
@@ -66,7 +75,7 @@ impl Refused {
 pub(crate) struct Access {
     /// Whether local callers need no token.
     is_open: bool,
-    token_digests: Vec<[u8; 32]>,
+    tokens: KnownTokens,
     trusted: Vec<IpNet>,
     /// Which web pages may call without a token from a trusted network.
     pages: LoopbackCheck,
@@ -74,13 +83,8 @@ pub(crate) struct Access {
 
 impl Access {
     /// `is_open` for loopback listeners without tokens.
-    pub(crate) fn new(
-        is_open: bool,
-        token_digests: Vec<[u8; 32]>,
-        trusted: Vec<IpNet>,
-        pages: LoopbackCheck,
-    ) -> Self {
-        Self { is_open, token_digests, trusted, pages }
+    pub(crate) fn new(is_open: bool, tokens: Vec<Token>, trusted: Vec<IpNet>, pages: LoopbackCheck) -> Self {
+        Self { is_open, tokens: KnownTokens::new(tokens), trusted, pages }
     }
 
     /// Refuses tokens that are not configured, whether or not the request needs one.
@@ -100,23 +104,48 @@ impl Access {
             || self.trusts(peer, headers, proxies)
     }
 
+    /// Refuses a `Host` that is neither a loopback name nor in `api.allowed_hosts`.
+    pub(crate) fn check_host<B>(&self, request: &Request<B>) -> Result<(), Refused> {
+        self.pages.check_host(request)
+    }
+
+    /// Admits a caller by its token, or else by the address of the connection's other end. Forwarding headers are not looked at.
+    pub(crate) fn admit_peer(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), Refused> {
+        match self.shown(headers) {
+            Shown::Wrong => Err(Refused::WrongToken),
+            Shown::Known => Ok(()),
+            Shown::Nothing if self.is_open || self.trusts_address(canonical(peer)) => Ok(()),
+            Shown::Nothing => Err(Refused::KeyNotAllowed),
+        }
+    }
+
+    fn trusts_address(&self, ip: IpAddr) -> bool {
+        self.trusted.iter().any(|net| net.contains(&ip))
+    }
+
     /// Whether both ends of the way are in a trusted network: the connection's other end, and the client that a trusted proxy
     /// names. A forwarded request whose client is unknown is not trusted, nor is a web page under a host that is not allowed: a
     /// browser in a trusted network shows pages from anywhere.
     fn trusts(&self, peer: IpAddr, headers: &HeaderMap, proxies: &ClientAddress) -> bool {
-        let trusts = |ip: IpAddr| self.trusted.iter().any(|net| net.contains(&ip));
-        trusts(canonical(peer))
+        self.trusts_address(canonical(peer))
             && self.pages.allows_page(headers)
-            && sender(proxies, peer, headers).is_some_and(trusts)
+            && sender(proxies, peer, headers).is_some_and(|ip| self.trusts_address(ip))
+    }
+
+    /// Whether any token is configured.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !self.tokens.known.is_empty()
+    }
+
+    /// Whether a text is one of the configured tokens.
+    pub(crate) fn is_token(&self, text: &[u8]) -> bool {
+        self.tokens.holder(text).is_some()
     }
 
     fn shown(&self, headers: &HeaderMap) -> Shown {
         let mut shown = Shown::Nothing;
         for token in tokens(headers) {
-            let digest = digest(token);
-            // All of them and in constant time, so that an answer's time tells nothing of a token.
-            let known = self.token_digests.iter().fold(Choice::from(0), |known, it| known | digest.ct_eq(it));
-            if !bool::from(known) {
+            if !self.is_token(token) {
                 return Shown::Wrong;
             }
             shown = Shown::Known;
@@ -137,20 +166,20 @@ enum Shown {
 #[derive(Debug)]
 pub(crate) struct AdminAccess {
     is_loopback: bool,
-    tokens: Vec<AdminToken>,
+    tokens: KnownTokens,
 }
 
 /// The name of a caller in the audit log where no token is needed.
 pub(crate) const LOCAL_ADMIN: &str = "loopback";
 
 impl AdminAccess {
-    pub(crate) fn new(is_loopback: bool, tokens: Vec<AdminToken>) -> Self {
-        Self { is_loopback, tokens }
+    pub(crate) fn new(is_loopback: bool, tokens: Vec<Token>) -> Self {
+        Self { is_loopback, tokens: KnownTokens::new(tokens) }
     }
 
     /// The name of a caller who may use `/admin`.
     pub(crate) fn admit(&self, headers: &HeaderMap) -> Result<&str, Refused> {
-        if self.tokens.is_empty() {
+        if self.tokens.known.is_empty() {
             return match self.is_loopback && !is_forwarded(headers) {
                 true => Ok(LOCAL_ADMIN),
                 false => Err(Refused::NoAdminTokens),
@@ -158,21 +187,37 @@ impl AdminAccess {
         }
         let mut name = None;
         for token in tokens(headers) {
-            name = Some(self.name_of(token).ok_or(Refused::WrongAdminToken)?);
+            name = Some(self.tokens.holder(token).ok_or(Refused::WrongAdminToken)?);
         }
         name.ok_or(Refused::WrongAdminToken)
     }
+}
 
-    fn name_of(&self, token: &[u8]) -> Option<&str> {
-        let digest = digest(token);
-        let mut name = None;
-        // No early end: the time taken does not depend on which token it is.
-        for known in &self.tokens {
-            if digest.ct_eq(&known.digest).into() {
-                name = Some(known.name.as_str());
-            }
+/// Configured tokens, each as a tag under a random key. A caller cannot compute tags, so the duration of a comparison tells
+/// nothing about a token.
+#[derive(Debug)]
+struct KnownTokens {
+    key: hmac::Key,
+    /// Tags with the names of the holders.
+    known: Vec<(hmac::Tag, String)>,
+}
+
+impl KnownTokens {
+    fn new(tokens: Vec<Token>) -> Self {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        let key = key.expect("the operating system gives random numbers");
+        let tagged = |token: Token| (hmac::sign(&key, &token.digest), token.name);
+        Self { known: tokens.into_iter().map(tagged).collect(), key }
+    }
+
+    /// Returns the name of a token's holder, if the token is configured.
+    fn holder(&self, token: &[u8]) -> Option<&str> {
+        if self.known.is_empty() {
+            return None;
         }
-        name
+        let tag = hmac::sign(&self.key, &sha256(token));
+        let found = self.known.iter().find(|(known, _)| known.as_ref() == tag.as_ref());
+        found.map(|(_, name)| name.as_str())
     }
 }
 
@@ -184,10 +229,6 @@ fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
         let is_bearer = scheme.eq_ignore_ascii_case(b"bearer") && matches!(rest.first(), None | Some(b' '));
         is_bearer.then(|| rest.trim_ascii())
     })
-}
-
-fn digest(token: &[u8]) -> [u8; 32] {
-    Sha256::digest(token).into()
 }
 
 #[cfg(test)]
@@ -203,9 +244,9 @@ mod tests {
     }
 
     fn access(is_open: bool, trusted: &[&str]) -> Access {
-        let digests = vec![Sha256::digest("correct horse battery").into()];
+        let tokens = vec![Token { name: String::new(), digest: sha256("correct horse battery") }];
         let trusted = trusted.iter().map(|net| net.parse().expect("a network")).collect();
-        Access::new(is_open, digests, trusted, LoopbackCheck::new(vec!["gate.internal".to_owned()]))
+        Access::new(is_open, tokens, trusted, LoopbackCheck::new(vec!["gate.internal".to_owned()]))
     }
 
     fn ip(text: &str) -> IpAddr {

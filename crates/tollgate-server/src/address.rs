@@ -63,7 +63,18 @@ pub(crate) fn sender(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) 
 
 /// Whether a trusted proxy itself sent the request, not a client behind it.
 pub(crate) fn is_proxy(config: &ClientAddress, client: Client) -> bool {
-    client.is_sender && trusted(config, client.ip)
+    client.is_sender && is_trusted(config, client.ip)
+}
+
+/// Finds the client that a trusted proxy names in a header; none if the header is missing or a hop cannot be read.
+pub(crate) fn named_client(
+    config: &ClientAddress,
+    header: AddressHeader,
+    proxy: IpAddr,
+    headers: &HeaderMap,
+) -> Option<IpAddr> {
+    let Walk { ip, is_complete } = from_header(config, header, canonical(proxy), headers);
+    is_complete.then_some(ip)
 }
 
 /// How far the way of a request can be followed back.
@@ -77,26 +88,33 @@ struct Walk {
 fn walk(config: &ClientAddress, peer: IpAddr, headers: &HeaderMap) -> Walk {
     let peer = canonical(peer);
     match config.header {
-        Some(header) if trusted(config, peer) => from_header(config, header, peer, headers),
+        Some(header) if is_trusted(config, peer) => from_header(config, header, peer, headers),
         Some(_) | None => Walk { ip: peer, is_complete: false },
     }
 }
 
-fn trusted(config: &ClientAddress, ip: IpAddr) -> bool {
+/// Whether a canonical address is one of a trusted proxy.
+pub(crate) fn is_trusted(config: &ClientAddress, ip: IpAddr) -> bool {
     config.trusted_proxies.iter().any(|net: &IpNet| net.contains(&ip))
+}
+
+impl AddressHeader {
+    /// The name of the header, in lower case.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::XForwardedFor => "x-forwarded-for",
+            Self::XRealIp => "x-real-ip",
+            Self::Forwarded => "forwarded",
+        }
+    }
 }
 
 /// From right to left through trusted hops: the first one that is not trusted is the client. What cannot be read ends the
 /// walk at the last hop that could.
 fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, headers: &HeaderMap) -> Walk {
-    let name = match header {
-        AddressHeader::XForwardedFor => "x-forwarded-for",
-        AddressHeader::XRealIp => "x-real-ip",
-        AddressHeader::Forwarded => "forwarded",
-    };
     let mut last_good = peer;
     // In bytes and from the right: what a client has written on the left is neither copied nor looked at.
-    let lines = headers.get_all(name).iter().rev();
+    let lines = headers.get_all(header.name()).iter().rev();
     let mut hops = lines.flat_map(|line| rsplit_outside_quotes(line.as_bytes(), b','));
     let mut is_empty = true;
     for hop in hops.by_ref().take(HOPS_MAX) {
@@ -109,7 +127,7 @@ fn from_header(config: &ClientAddress, header: AddressHeader, peer: IpAddr, head
         let address = address.and_then(|address| parse_hop(str::from_utf8(address).ok()?));
         let Some(address) = address else { return Walk { ip: last_good, is_complete: false } };
         last_good = address;
-        if !trusted(config, address) {
+        if !is_trusted(config, address) {
             return Walk { ip: address, is_complete: true };
         }
     }

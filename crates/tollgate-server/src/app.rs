@@ -8,19 +8,21 @@ use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tollgate::{Clock, Engine, LeaseStats, MemoryEngine, RedisConfig, RedisEngine, SharedEngine};
+use tollgate::{
+    AlgorithmName, Clock, Engine, LeaseStats, MemoryEngine, RedisConfig, RedisEngine, SharedEngine,
+};
 
 use crate::access::{Access, AdminAccess};
 use crate::config::{Config, Serving, Store};
-use crate::doors::actuator::Actuator;
-use crate::doors::admin::{Admin, AdminDoor};
-use crate::doors::body::BodyMemory;
-use crate::doors::rest::Rest;
-use crate::live::LivePolicy;
+use crate::doors::http::{Actuator, Admin, AdminDoor, ApiDoor, BodyMemory, ForwardAuthLog, openapi_document};
+use crate::doors::resp::RespDoor;
+use crate::doors::rls;
+use crate::limiter::{Limiter, Overrides};
+use crate::live::{LivePolicy, Loaded, hangups, keep_up};
 use crate::loopback::LoopbackCheck;
 use crate::metrics::Metrics;
-use crate::reload::{hangups, keep_up};
-use crate::serve::{Stopping, serve};
+use crate::named_limits::NamedLimits;
+use crate::serve::{Http2, Stopping, serve};
 use crate::telemetry;
 
 /// A service whose listeners are bound, so that its ports are known before it runs.
@@ -33,6 +35,10 @@ pub struct App {
     has_admin_pages: bool,
     /// The admin port, where it was configured or where the API's port does not have its pages.
     admin: Option<TcpListener>,
+    /// The port for Redis clients, where it was configured.
+    resp: Option<TcpListener>,
+    /// The gRPC port, where it was configured.
+    grpc: Option<TcpListener>,
     engine: Engine,
     clock: Clock,
 }
@@ -58,8 +64,16 @@ impl App {
             None if has_admin_pages => None,
             chosen => Some(listen(chosen.unwrap_or(ADMIN_LISTEN), "admin.listen").await?),
         };
+        let resp = match config.resp_listen {
+            None => None,
+            Some(address) => Some(listen(address, "resp.listen").await?),
+        };
+        let grpc = match config.grpc_listen {
+            None => None,
+            Some(address) => Some(listen(address, "grpc.listen").await?),
+        };
         let engine = engine(&config, clock.clone()).await?;
-        Ok(Self { config, listener, is_open, has_admin_pages, admin, engine, clock })
+        Ok(Self { config, listener, is_open, has_admin_pages, admin, resp, grpc, engine, clock })
     }
 
     /// Where the API listens.
@@ -77,23 +91,27 @@ impl App {
         Ok(self.admin.as_ref().unwrap_or(&self.listener).local_addr()?)
     }
 
+    /// Where Redis clients connect, if anywhere.
+    pub fn resp_address(&self) -> Result<Option<SocketAddr>> {
+        Ok(self.resp.as_ref().map(TcpListener::local_addr).transpose()?)
+    }
+
+    /// Where gRPC listens, if it does.
+    pub fn grpc_address(&self) -> Result<Option<SocketAddr>> {
+        Ok(self.grpc.as_ref().map(TcpListener::local_addr).transpose()?)
+    }
+
     /// Serves until told to stop, then lets the requests under way finish.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let Self { config, listener, is_open, has_admin_pages, admin, engine, clock } = self;
+        let Self { config, listener, is_open, has_admin_pages, admin, resp, grpc, engine, clock } = self;
         let hangups = hangups()?;
         let tasks = TaskTracker::new();
         if let Engine::Memory(engine) = &engine {
             tasks.spawn(sweep(engine.clone(), stop.clone()));
         }
         let metrics = Arc::new(Metrics::new(&engine));
-        let limiters: Result<Vec<_>, _> = config
-            .limits
-            .iter()
-            .map(|(limit, settings)| engine.limiter(limit.algorithm().as_lowercase(), *limit, *settings))
-            .collect();
-        // Leases are given back when the doors are closed.
-        let limiters: Vec<_> = limiters?;
-        let _lessees = limiters.clone();
+        let builtin = Arc::new(Loaded::builtin(&engine, &metrics, &config.limits)?);
+        let permits_max = config.limits.iter().map(|(limit, _)| limit.size()).max().unwrap_or(0);
         config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
         if matches!(engine, Engine::Shared(_)) {
             config.remarks().iter().for_each(|remark| tracing::info!("{remark}"));
@@ -128,23 +146,52 @@ impl App {
             metrics: Arc::clone(&metrics),
         });
         let loopback_check = || LoopbackCheck::new(config.allowed_hosts.clone());
-        let rest = Arc::new(Rest {
-            limiters,
-            policy,
+        // Buckets that callers name are kept as the plain API's bucket is.
+        let settings = config.limits.get(AlgorithmName::TokenBucket as usize).map(|(_, settings)| *settings);
+        let named = NamedLimits::new(&engine, settings.unwrap_or_default());
+        // Limits that proxies name are kept as the plain API's fixed window is.
+        let settings = config.limits.get(AlgorithmName::FixedWindow as usize).map(|(_, settings)| *settings);
+        let overrides = Overrides::new(&engine, Arc::clone(&metrics), settings.unwrap_or_default());
+        let limiter = Arc::new(Limiter {
+            builtin,
+            named,
+            overrides,
+            live: policy,
             identity,
             clock,
+            metrics: Arc::clone(&metrics),
+        });
+        let stopping = Stopping { told: stop.clone(), ..Stopping::default() };
+        if let Some(resp) = resp {
+            let is_open = is_loopback(&resp)? && config.token_digests.is_empty();
+            let (tokens, callers) = (config.token_digests.clone(), config.trusted_callers.clone());
+            let access = Access::new(is_open, tokens, callers, loopback_check());
+            let door = RespDoor::new(Arc::clone(&limiter), access, &config.server);
+            tasks.spawn(serve(resp, Arc::new(door), config.server, Arc::clone(&metrics), stopping.clone()));
+        }
+        if let Some(grpc) = grpc {
+            let is_open = is_loopback(&grpc)? && config.token_digests.is_empty();
+            let (digests, callers) = (config.token_digests.clone(), config.trusted_callers.clone());
+            let access = Access::new(is_open, digests, callers, loopback_check());
+            let (door, health) = rls::door(Arc::clone(&limiter), access, config.server.max_body_bytes)?;
+            tasks.spawn(rls::report_health(health, stop.clone()));
+            let door = Arc::new(Http2 { door: Arc::new(door), limits: config.server });
+            tasks.spawn(serve(grpc, door, config.server, Arc::clone(&metrics), stopping.clone()));
+        }
+        let door = Arc::new(ApiDoor {
+            limiter: Arc::clone(&limiter),
             access: Access::new(is_open, config.token_digests, config.trusted_callers, loopback_check()),
             client_address: config.client_address,
             loopback: is_open.then(loopback_check),
             body_timeout,
             body_memory,
             closed_status: config.closed_status,
-            metrics: Arc::clone(&metrics),
+            forward_auth_log: ForwardAuthLog::new(),
             admin: Arc::clone(&inside),
             has_admin_pages,
+            openapi: openapi_document(permits_max),
         });
-        let stopping = Stopping { told: stop.clone(), ..Stopping::default() };
-        tasks.spawn(serve(listener, rest, config.server, Arc::clone(&metrics), stopping.clone()));
+        tasks.spawn(serve(listener, door, config.server, Arc::clone(&metrics), stopping.clone()));
         if let Some(admin) = admin {
             let limits = Serving { max_connections: ADMIN_CONNECTIONS, ..config.server };
             let is_loopback = is_loopback(&admin)?;
@@ -173,6 +220,8 @@ impl App {
                 tracing::info!(granted, spent, returned, expired, lost, held, "leases given back");
             }
         }
+        // A limit must exist until its borrowed permits are given back.
+        drop(limiter);
         tracing::info!("stopped");
         Ok(())
     }

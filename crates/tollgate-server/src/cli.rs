@@ -66,6 +66,9 @@ enum Command {
     },
 }
 
+/// Where `--resp` without an address listens.
+const RESP_LISTEN: &str = "127.0.0.1:6380";
+
 /// What serving takes. Flags win over TOLLGATE_* variables, and these over the file.
 #[derive(Args)]
 struct Serve {
@@ -73,6 +76,13 @@ struct Serve {
     /// than loopback, callers need a token to choose a key and to call /api/v1/check.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
+    /// Accept Redis clients (CL.THROTTLE, TG.CHECK) on this address [without one: 127.0.0.1:6380].
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = RESP_LISTEN)]
+    resp: Option<String>,
+    /// Where gRPC listens, for Envoy's Rate Limit Service [without ADDRESS:PORT: 127.0.0.1:8081]. It does not listen without this flag or
+    /// `grpc.listen`.
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:8081")]
+    grpc: Option<String>,
     /// A YAML file with the policy: which requests have which limits. It is read again when it changes.
     #[arg(long, value_name = "FILE", value_parser = NonEmptyStringValueParser::new())]
     policy: Option<String>,
@@ -132,7 +142,7 @@ fn block_on(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode>
     Builder::new_current_thread().enable_all().build()?.block_on(command)
 }
 
-/// Prints, and does not mind if nobody reads to the end.
+/// Prints a text. A reader that closes the pipe early is no error.
 fn print(text: &str) -> Result<ExitCode> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(why) if why.kind() != std::io::ErrorKind::BrokenPipe => Err(why).context("cannot print"),
@@ -150,10 +160,12 @@ impl Serve {
 
     fn flags(self) -> Flags {
         let listen = self.listen.map(|value| ("listen", "--listen", value));
+        let resp = self.resp.map(|value| ("resp.listen", "--resp", value));
+        let grpc = self.grpc.map(|value| ("grpc.listen", "--grpc", value));
         let policy = self.policy.map(|value| ("policy", "--policy", value));
         let store = self.store.map(|value| ("store", "--store", value));
         let require = self.require_store.then(|| ("redis.require", "--require-store", "true".to_owned()));
-        listen.into_iter().chain(policy).chain(store).chain(require).collect()
+        listen.into_iter().chain(resp).chain(grpc).chain(policy).chain(store).chain(require).collect()
     }
 }
 
@@ -164,6 +176,17 @@ fn banner(app: &App, store: &str, (policy, has_policy): (&str, bool)) -> Result<
     lines += &format!("  store:  {store}\n  policy: {policy}\n");
     if admin != api {
         lines += &format!("  admin:  http://{admin} (health, metrics, /admin)\n");
+    }
+    if let Some(resp) = app.resp_address()? {
+        let resp = local(resp);
+        lines += &format!(
+            "  redis:  redis-cli -h {} -p {} CL.THROTTLE user:123 99 10 1\n",
+            resp.ip(),
+            resp.port()
+        );
+    }
+    if let Some(grpc) = app.grpc_address()? {
+        lines += &format!("  gRPC:   http://{grpc} (Envoy Rate Limit Service)\n");
     }
     let (api, key) = (local(api), if app.is_open() { "?key=user:123" } else { "" });
     lines += &match app.is_open() && has_policy {

@@ -1,4 +1,4 @@
-//! Policies of other limiters, in the words of Tollgate. What has no equal is told, never dropped in silence.
+//! Imports policies of other limiters. Unsupported settings are listed, never dropped silently.
 
 mod envoy;
 mod limitador;
@@ -6,7 +6,10 @@ mod limitador;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use anyhow::{Result, anyhow};
 use serde_json::Value;
+
+use crate::config::read_yaml;
 
 /// Whose file it is.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -32,18 +35,37 @@ struct ImportedRule {
     attributes: BTreeMap<String, Vec<String>>,
     /// Attributes that it counts by; none: everybody together.
     key: Vec<String>,
-    /// `500/s`; none: unlimited.
-    limit: Option<String>,
+    /// The names of all attributes, in their order; empty: a request may have any.
+    attribute_names: Vec<String>,
+    limit: ImportedLimit,
     is_shadow: bool,
+    /// The name that `replaces` of other limits refer to; several limits may share it.
+    limit_name: String,
+    /// Names of limits that do not apply where this one does.
+    replaces: Vec<String>,
+}
+
+/// The limit of a rule.
+#[derive(Default, Debug)]
+enum ImportedLimit {
+    #[default]
+    Unlimited,
+    /// No request is admitted.
+    Nothing,
+    /// `500/s`
+    Rate(String),
 }
 
 /// Reads a file of another limiter.
-pub(crate) fn import(dialect: Dialect, value: &Value) -> Result<Imported, String> {
+pub(crate) fn import(dialect: Dialect, name: &str, text: &str) -> Result<Imported> {
     let mut imported = match dialect {
-        Dialect::Envoy => envoy::import(value)?,
-        Dialect::Limitador => limitador::import(value)?,
+        Dialect::Envoy => envoy::import(name, text)?,
+        Dialect::Limitador => {
+            limitador::import(&read_yaml(name, text)?).map_err(|why| anyhow!("{name}: {why}"))?
+        }
     };
     imported.name_rules();
+    imported.resolve_replaced();
     Ok(imported)
 }
 
@@ -83,6 +105,27 @@ impl Imported {
         }
     }
 
+    /// Turns names of limits in `replaces` into names of rules.
+    fn resolve_replaced(&mut self) {
+        let mut by_limit: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for rule in &self.rules {
+            by_limit.entry(rule.limit_name.clone()).or_default().push(rule.name.clone());
+        }
+        for number in 0..self.rules.len() {
+            let mut rules = Vec::new();
+            for replaced in std::mem::take(&mut self.rules[number].replaces) {
+                match by_limit.get(&replaced) {
+                    Some(names) => rules.extend(names.iter().cloned()),
+                    None => {
+                        let name = self.rules[number].name.clone();
+                        self.remark(format!("{name}: replaces {replaced}, a name that no limit has"));
+                    }
+                }
+            }
+            self.rules[number].replaces = rules;
+        }
+    }
+
     /// The policy as YAML, with what was not carried over on top.
     pub(crate) fn to_yaml(&self) -> String {
         let mut yaml = String::new();
@@ -94,12 +137,14 @@ impl Imported {
         for rule in &self.rules {
             let _ = writeln!(yaml, "  - name: {}", quoted(&rule.name));
             if !rule.attributes.is_empty() {
-                let conditions: Vec<_> = rule
-                    .attributes
-                    .iter()
-                    .map(|(name, values)| format!("{}: {}", quoted(name), list(values)))
-                    .collect();
-                let _ = writeln!(yaml, "    match: {{ attribute: {{ {} }} }}", conditions.join(", "));
+                let values = rule.attributes.iter();
+                let values = values.map(|(name, values)| format!("{}: {}", quoted(name), list(values)));
+                let mut conditions = format!("attribute: {{ {} }}", values.collect::<Vec<_>>().join(", "));
+                if !rule.attribute_names.is_empty() {
+                    let names: Vec<_> = rule.attribute_names.iter().map(|name| quoted(name)).collect();
+                    let _ = write!(conditions, ", attribute_names: [{}]", names.join(", "));
+                }
+                let _ = writeln!(yaml, "    match: {{ {conditions} }}");
             }
             let key = match rule.key.is_empty() {
                 true => "global".to_owned(),
@@ -107,12 +152,18 @@ impl Imported {
                     rule.key.iter().map(|name| format!("attribute:{name}")).collect::<Vec<_>>().join("+")
                 }
             };
+            // No limit admits nothing: a rule that insists on a user, which these requests never have, refuses them all.
+            let key = if matches!(rule.limit, ImportedLimit::Nothing) { "user".to_owned() } else { key };
             let _ = writeln!(yaml, "    key: {}", quoted(&key));
-            match &rule.limit {
-                Some(limit) => {
-                    let _ = writeln!(yaml, "    limit: {limit}\n    algorithm: FIXED_WINDOW");
+            let _ = match &rule.limit {
+                ImportedLimit::Rate(limit) => {
+                    writeln!(yaml, "    limit: {limit}\n    algorithm: FIXED_WINDOW")
                 }
-                None => yaml += "    unlimited: true\n",
+                ImportedLimit::Nothing => writeln!(yaml, "    limit: 1/s\n    deny_empty_key: 429"),
+                ImportedLimit::Unlimited => writeln!(yaml, "    unlimited: true"),
+            };
+            if !rule.replaces.is_empty() {
+                let _ = writeln!(yaml, "    replaces: {}", list(&rule.replaces));
             }
             if rule.is_shadow {
                 yaml += "    mode: shadow\n";

@@ -2,18 +2,21 @@
 
 mod access;
 mod address;
+mod answer;
 pub mod app;
-mod assigned;
 pub mod cli;
 pub mod config;
-mod denials;
 mod doors;
 mod escape;
+mod headers;
 mod identity;
 mod import;
+mod limiter;
 mod live;
 mod loopback;
 mod metrics;
-mod reload;
+mod named_limits;
+mod request;
+mod schema;
 mod serve;
 mod telemetry;

@@ -71,14 +71,20 @@ impl LoopbackCheck {
     }
 
     pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<(), Refused> {
+        self.check_host(request)?;
+        if is_from_foreign_page(request.headers()) {
+            return Err(Refused::ForeignPage);
+        }
+        Ok(())
+    }
+
+    /// Refuses a host that is neither a loopback name nor configured: a page under a rebound DNS name has one.
+    pub(crate) fn check_host<B>(&self, request: &Request<B>) -> Result<(), Refused> {
         // A target such as `GET http://name/path` names a host as well. HTTP/1.0 need not name any; browsers always do.
         let in_target = request.uri().authority().map(|authority| authority.as_str());
         let in_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
         if !in_headers.chain(in_target).all(|host| self.is_allowed(host)) {
             return Err(Refused::ForeignHost);
-        }
-        if is_from_foreign_page(request.headers()) {
-            return Err(Refused::ForeignPage);
         }
         Ok(())
     }

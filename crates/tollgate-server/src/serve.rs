@@ -2,6 +2,7 @@
 //!
 //! Written out because a framework's loop has no clock: a client that sends its head a byte a minute would be waited for.
 
+mod http2;
 mod received;
 mod table;
 
@@ -9,7 +10,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,16 +23,19 @@ use hyper::rt::ReadBufCursor;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::http2::{Connection, Http2, Http2Door};
 pub(crate) use self::received::Received;
-use self::table::{Phase, Seat, Seated, Table};
+use self::table::Table;
+pub(crate) use self::table::{Phase, Seat};
 use crate::address::{canonical, network};
 use crate::config::Serving;
-use crate::doors;
+use crate::doors::http::refuse_host;
 use crate::metrics::SharedMetrics;
 
 /// A protocol behind a listener. Every request is answered: what goes wrong is an answer too.
@@ -42,6 +46,19 @@ pub(crate) trait Door: Send + Sync + 'static {
         request: Request<Received>,
         peer: IpAddr,
     ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+}
+
+/// A way to answer the requests of a connection.
+pub(crate) trait Converse: Send + Sync + 'static {
+    /// Answers requests until the client leaves, or until the service stops and no request is under way. The seat is told when a request
+    /// begins and when it is answered.
+    fn converse(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        seat: &Arc<Seat>,
+        stopping: &Stopping,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 /// How long the loop waits when the system has no more sockets: until some connection has ended, most likely.
@@ -61,10 +78,18 @@ pub(crate) struct Stopping {
     pub(crate) closing: CancellationToken,
 }
 
+impl Stopping {
+    /// Waits until connections without a request under way are to be closed.
+    pub(crate) async fn no_more_requests(&self) {
+        self.closing.cancelled().await;
+        sleep(LINGER).await;
+    }
+}
+
 /// Serves a door until told to stop, then lets the requests under way finish.
 pub(crate) async fn serve(
     listener: TcpListener,
-    door: Arc<impl Door>,
+    door: Arc<impl Converse>,
     limits: Serving,
     metrics: SharedMetrics,
     stopping: Stopping,
@@ -100,7 +125,7 @@ pub(crate) async fn serve(
         let (door, metrics, stopping) = (Arc::clone(&door), Arc::clone(&metrics), stopping.clone());
         connections.spawn(async move {
             metrics.connections.inc();
-            if hold(stream, peer, door, limits, &seated, stopping).await == Ended::GaveWay {
+            if hold(stream, peer, &*door, limits, &seated.seat, &stopping).await == Ended::GaveWay {
                 metrics.connections_evicted.inc();
             }
             metrics.connections.dec();
@@ -165,56 +190,57 @@ enum Ended {
 async fn hold(
     stream: TcpStream,
     peer: SocketAddr,
-    door: Arc<impl Door>,
+    door: &impl Converse,
     limits: Serving,
-    seated: &Seated,
-    stopping: Stopping,
+    seat: &Arc<Seat>,
+    stopping: &Stopping,
 ) -> Ended {
     // Answers are one small packet each; without this they would wait for a second one. Failing costs speed only.
     let _ = stream.set_nodelay(true);
-    let progress = &seated.seat;
-    let service = service_fn(|request: Request<Incoming>| {
-        progress.enter(Phase::Answering);
-        let request = request.map(|body| Received::new(body, Arc::clone(progress)));
-        let (door, told) = (&door, &stopping.told);
-        async move {
-            let mut response = match doors::host::refuse(&request) {
-                Some(refusal) => refusal,
-                None => door.answer(request, peer.ip()).await,
-            };
-            if told.is_cancelled() {
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            progress.enter(Phase::Idle);
-            Ok::<_, Infallible>(response)
-        }
-    });
-    let io = Watched { io: TokioIo::new(stream), progress: Arc::clone(progress) };
-    let connection = http1::Builder::new()
-        .header_read_timeout(None)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(io, service);
-    let mut connection = pin!(connection);
-    let mut watch = Watch::new(progress, limits);
+    let mut conversation = pin!(door.converse(stream, peer, seat, stopping));
+    let mut watch = Watch::new(seat, limits);
     let mut ticks = interval(watch.every());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut closing = pin!(async {
-        stopping.closing.cancelled().await;
-        sleep(LINGER).await;
-    });
-    let mut closed = false;
     loop {
         tokio::select! {
             biased;
-            // An error is the client's: it left, or spoke no HTTP, and hyper has told it so.
-            _ = connection.as_mut() => return Ended::Done,
-            () = progress.is_to_give_way() => return Ended::GaveWay,
-            () = closing.as_mut(), if !closed => {
-                closed = true;
-                connection.as_mut().graceful_shutdown();
-            }
+            () = conversation.as_mut() => return Ended::Done,
+            () = seat.is_to_give_way() => return Ended::GaveWay,
             _ = ticks.tick() => if watch.is_over() { return Ended::Done },
         }
+    }
+}
+
+impl<D: Door> Converse for D {
+    async fn converse(&self, stream: TcpStream, peer: SocketAddr, seat: &Arc<Seat>, stopping: &Stopping) {
+        let service = service_fn(|request: Request<Incoming>| {
+            seat.enter(Phase::Answering);
+            let request = request.map(|body| Received::new(body, Arc::clone(seat)));
+            async move {
+                let mut response = match refuse_host(&request) {
+                    Some(refusal) => refusal,
+                    None => self.answer(request, peer.ip()).await,
+                };
+                if stopping.told.is_cancelled() {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                seat.enter(Phase::Idle);
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let io = Watched { io: TokioIo::new(stream), progress: Arc::clone(seat) };
+        let connection = http1::Builder::new()
+            .header_read_timeout(None)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .serve_connection(io, service);
+        let mut connection = pin!(connection);
+        tokio::select! {
+            biased;
+            // An error is the client's: it left, or spoke no HTTP, and hyper has told it so.
+            _ = connection.as_mut() => return,
+            () = stopping.no_more_requests() => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
     }
 }
 
@@ -309,7 +335,7 @@ impl Addresses {
             return Some(Guest { addresses: None, ip });
         }
         let ip = network(ip, self.ipv6_prefix);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = open.entry(ip).or_insert(0);
         if *count >= self.most {
             return None;
@@ -328,7 +354,7 @@ struct Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         let Some(addresses) = &self.addresses else { return };
-        let mut open = addresses.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = addresses.open.lock();
         if let Some(count) = open.get_mut(&self.ip) {
             *count -= 1;
             if *count == 0 {
@@ -359,7 +385,7 @@ mod tests {
         drop(one);
         assert!(addresses.admit(far).is_some());
         drop(two);
-        assert!(addresses.open.lock().expect("not poisoned").is_empty());
+        assert!(addresses.open.lock().is_empty());
         let neighbours =
             ["[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3:0:0:9]:1", "[2001:db8:0:1::1]:1"];
         let guests = neighbours.map(|peer| addresses.admit(peer.parse().expect("an address")));

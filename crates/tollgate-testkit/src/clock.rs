@@ -31,7 +31,7 @@ impl SteppedClock {
         clock
     }
 
-    /// Sets the clock so many microseconds ahead of the true time, or behind it if negative. From then on it goes on at
+    /// Sets the clock ahead of the true time by some microseconds, or behind it if negative. From then on it goes on at
     /// the usual pace. Programs see it the next time they ask.
     ///
     /// # Panics
@@ -40,7 +40,7 @@ impl SteppedClock {
         let sign = if offset_us < 0 { '-' } else { '+' };
         let (seconds, micros) = (offset_us.unsigned_abs() / 1_000_000, offset_us.unsigned_abs() % 1_000_000);
         let next = self.directory.0.path().join("next");
-        // A change of name, so that nobody ever reads half a number.
+        // Renamed into place, so that no reader sees half a number.
         fs::write(&next, format!("{sign}{seconds}.{micros:06}\n"))
             .and_then(|()| fs::rename(&next, self.file()))
             .expect("a file in the temporary directory can be written");
@@ -80,7 +80,7 @@ impl Drop for Directory {
             let names = ["faketime_shm_", "sem.faketime_sem_"];
             let owner = names.iter().find_map(|start| name.strip_prefix(start));
             if owner.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
-                // Somebody else may have been quicker.
+                // Another process may have been quicker.
                 let _ = fs::remove_file(entry.path());
             }
         }

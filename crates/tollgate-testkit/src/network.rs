@@ -17,7 +17,7 @@ const PLACES_MAX: u8 = 32;
 const HOST: u8 = 1;
 const FIRST_PLACE: u8 = 2;
 
-/// The last byte of a hardware address that nobody has.
+/// The last byte of an unused hardware address.
 const NOBODY: u8 = 0xff;
 
 /// A bridge in a private range of its own. The test itself is on it, too. It goes with the last of its places.
@@ -27,7 +27,7 @@ pub struct Network {
     places: AtomicU32,
 }
 
-/// A machine of its own, as far as the network goes: it has an address and sees nobody else's ports. It is taken down with
+/// A machine of its own, as far as the network goes: it has an address and sees no ports of other machines. It is taken down with
 /// the last clone of this, and a server that runs in it keeps one.
 #[derive(Clone, Debug)]
 pub struct Place(Arc<Namespace>);
@@ -57,11 +57,11 @@ impl Network {
         *IS_AVAILABLE
     }
 
-    /// Makes a network with nobody in it but the test.
+    /// Makes a network with the test as its only member.
     ///
     /// # Panics
     /// If it cannot be made.
-    #[expect(clippy::new_without_default, reason = "nobody should get a bridge by default")]
+    #[expect(clippy::new_without_default, reason = "a bridge must not be created by default")]
     pub fn new() -> Self {
         let bridge = Bridge::new().unwrap_or_else(|why| panic!("cannot make a network: {why}"));
         Self { bridge: Arc::new(bridge), places: AtomicU32::new(0) }
@@ -84,7 +84,7 @@ impl Network {
         Place(Arc::new(namespace.unwrap_or_else(|why| panic!("cannot make a place: {why}"))))
     }
 
-    /// Cuts two places off from each other, in silence. Both still reach everybody else.
+    /// Partitions two places from each other by dropping packets. Both still reach all other places.
     ///
     /// # Panics
     /// If one was destroyed.
@@ -133,7 +133,7 @@ impl Place {
         command
     }
 
-    /// Cuts it off from everybody, the test included, in silence: connections stay open, and nothing arrives.
+    /// Partitions it from all others, including the test, by dropping packets: connections stay open, and nothing arrives.
     ///
     /// # Panics
     /// If it was destroyed.
@@ -154,7 +154,7 @@ impl Place {
     /// # Panics
     /// If it was destroyed.
     pub fn cut_outgoing(&self) {
-        self.0.direct(everybody(), |_| NOBODY);
+        self.0.direct(all_places(), |_| NOBODY);
     }
 
     /// Undoes [`Self::cut_outgoing`] and every cut from here to another place.
@@ -162,10 +162,10 @@ impl Place {
     /// # Panics
     /// If it was destroyed.
     pub fn heal_outgoing(&self) {
-        self.0.direct(everybody(), |number| number);
+        self.0.direct(all_places(), |number| number);
     }
 
-    /// Takes it off the network for good, as if its power had failed: nobody is told. Programs that run there go on
+    /// Takes it off the network for good, as if its power had failed, without closing connections. Programs that run there go on
     /// alone, and no other can be started.
     pub fn destroy(&self) {
         self.0.remove();
@@ -183,7 +183,7 @@ impl Bridge {
         ip(&["link", "add", name, "address", &range.hardware(HOST), "type", "bridge"])?;
         ip(&["address", "add", &format!("{}/24", range.ip(HOST)), "dev", name])?;
         ip(&["link", "set", name, "up"])?;
-        ip_batch(&["-batch", "-"], &neighbours(range, name, everybody(), |number| number))?;
+        ip_batch(&["-batch", "-"], &neighbours(range, name, all_places(), |number| number))?;
         Ok(bridge)
     }
 }
@@ -211,7 +211,7 @@ impl Namespace {
         ip(&["-netns", name, "address", "add", &format!("{}/24", range.ip(number)), "dev", "eth0"])?;
         ip(&["-netns", name, "link", "set", "eth0", "up"])?;
         ip(&["-netns", name, "link", "set", "lo", "up"])?;
-        namespace.try_direct(everybody(), |number| number)?;
+        namespace.try_direct(all_places(), |number| number)?;
         Ok(namespace)
     }
 
@@ -247,7 +247,7 @@ impl Drop for Namespace {
 struct Range(u8, u8);
 
 impl Range {
-    /// One that nobody here has an address in. It is chosen by chance, so that tests that run side by side seldom want
+    /// A range without addresses on this machine. It is chosen at random, so that tests that run side by side seldom want
     /// the same one at the same time.
     fn free() -> Result<Self, String> {
         use std::hash::{BuildHasher, RandomState};
@@ -270,7 +270,7 @@ impl Range {
 }
 
 /// The test and all places that there may ever be.
-fn everybody() -> std::ops::Range<u8> {
+fn all_places() -> std::ops::Range<u8> {
     HOST..FIRST_PLACE + PLACES_MAX
 }
 
@@ -303,7 +303,7 @@ fn owner(name: &str) -> Option<u32> {
 
 /// Removes what processes have left that were killed, or had the number of this one.
 fn remove_stale() {
-    // A process that is dead, but whose end nobody has taken note of yet, has no program any more.
+    // A dead process that has not been waited for has no program any more.
     let is_dead = |id: u32| fs::read_link(format!("/proc/{id}/exe")).is_err();
     let is_stale = |name: &str| owner(name).is_some_and(|id| id == std::process::id() || is_dead(id));
     let first_word = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Ports that nobody listens on.
+//! Ports without a listener.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;

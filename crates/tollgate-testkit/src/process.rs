@@ -32,7 +32,7 @@ impl Process {
         Self::start_with(&[], command, open(log), open(log))
     }
 
-    /// Like [`Self::start_with_log`], but the program may have no more than so many files and sockets open at once.
+    /// Like [`Self::start_with_log`], with a limit on the files and sockets that the program may have open.
     ///
     /// # Panics
     /// If there is no such program, or the file cannot be written.
@@ -64,7 +64,7 @@ impl Process {
             let child = guarded.spawn();
             let id = child.as_ref().map(Child::id).ok();
             if send.send(child).is_ok() {
-                // Until the program is gone, whoever has ended it.
+                // Until the program has ended, for whatever reason.
                 while id.is_some_and(is_running) {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -115,7 +115,7 @@ impl Process {
     }
 
     /// Waits until it ends by itself, and gives back its exit code: as shells have it, 128 and the signal's number if
-    /// a signal ended it. None if it still runs after so long.
+    /// a signal ended it. `None` if it still runs after that time.
     pub fn wait_for_end(&mut self, within: Duration) -> Option<i32> {
         let start = Instant::now();
         loop {

@@ -25,7 +25,7 @@ use crate::random::Random;
 /// would hang, which is another fault.
 const BACKLOG: u32 = 1024;
 
-/// How long the port may be taken by somebody else when the proxy listens again.
+/// How long another program may hold the port when the proxy listens again.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How the proxy carries what it is given, in both directions unless said otherwise.
@@ -38,7 +38,7 @@ pub enum Fault {
     Delay {
         /// How much later at least.
         each_way: Duration,
-        /// Up to so much later than that, by chance. The order is kept.
+        /// At most this much later than that, at random. The order is kept.
         jitter: Duration,
     },
     /// At once, but some pieces, and whatever comes after them, wait.
@@ -55,13 +55,13 @@ pub enum Fault {
     },
     /// Not at all: every connection is reset, as are new ones as soon as they are accepted.
     Reset,
-    /// Not at all, and nobody is told: what the client sends is taken and thrown away, and nothing comes back. New
+    /// Dropped without an error: the proxy reads and discards all data, and sends nothing. New
     /// connections are accepted, and do not reach the server. A connection that has lost bytes is reset when the fault
     /// ends: TCP never leaves bytes out, and answers would be taken for those of other questions.
     HalfOpen,
     /// Not at all: nothing is read, written, accepted or closed. All of it goes on when the fault ends.
     Blackhole,
-    /// Nobody listens: connections are closed, and new ones refused.
+    /// The proxy does not listen: connections are closed, and new ones refused.
     Refuse,
 }
 
@@ -205,7 +205,7 @@ impl Acceptor<'_> {
                                 self.apply(fault).await;
                             }
                         }
-                        // Whoever gave the order may have been killed meanwhile.
+                        // The caller may have been killed meanwhile.
                         let _ = done.send(());
                     }
                     None => return,

@@ -17,7 +17,7 @@ pub(crate) fn write_to_replicas(primary: SocketAddr) -> Result<(), Fault> {
     ask(primary, &["FLUSHALL"]).map(drop)
 }
 
-/// Whether so many replicas have confirmed all that a primary ever wrote.
+/// Whether this number of replicas has confirmed all writes of a primary.
 pub(crate) fn is_confirmed(primary: SocketAddr, replicas: usize) -> bool {
     let info = ask(primary, &["INFO", "replication"]).map(|info| info.text()).unwrap_or_default();
     let Some(written) = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")) else {

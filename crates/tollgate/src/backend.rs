@@ -1,4 +1,4 @@
-//! What decides on checks: the memory engine, the Redis engine, and the layers around it.
+//! The traits of everything that decides on checks: the memory engine, the Redis engine, and the layers around it.
 //!
 //! ```text
 //! MemoryEngine: Backend                      RedisEngine: Store
@@ -21,13 +21,12 @@ use crate::settings::LimitSettings;
 use crate::tasks::Tasks;
 use crate::verdict::{Verdict, Verdicts};
 
-/// Decides on checks, wherever the states of the limits are. Clones share everything.
+/// Decides on checks. Clones share everything.
 pub trait Backend: Clone + Send + Sync + 'static {
     /// Why there is no decision.
     type Error: Error + Clone + Send + Sync + 'static;
 
-    /// Adds a limit over the keys of `scope`. Limits of the same scope share their states. Limits and scopes of one algorithm only:
-    /// the scope should name it.
+    /// Adds a limit over the keys of `scope`. Limits of the same scope share their states, so the scope should name the algorithm.
     fn add_limit(
         &self,
         scope: &str,
@@ -51,12 +50,21 @@ pub trait Backend: Clone + Send + Sync + 'static {
         limit: LimitId,
         key: HashedKey<'_>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Gives back `permits` of a grant that started at `at`, as far as they are still owed.
+    fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
 /// A backend that many nodes share: nodes can borrow from it, and it can fail.
 pub trait Store: Backend {
-    /// Decides on one check, and borrows permits with the same call. `deadline` is for the call; the caller may stop waiting sooner, so
-    /// nothing is decided here if the store does not decide: [`Store::undecided`] does that for a caller that still waits.
+    /// Decides on one check, and borrows permits with the same call. `deadline` is for the call; the caller may stop waiting sooner. If
+    /// the store does not decide, a caller that still waits calls [`Store::undecided`].
     fn borrow(
         &self,
         check: &Check<'_>,
@@ -67,8 +75,8 @@ pub trait Store: Backend {
     /// The answer to a request that the store has not decided, because of `why`.
     fn undecided(&self, checks: &[Check<'_>], why: &StoreError) -> Result<Verdicts, Self::Error>;
 
-    /// Gives back what is left of a lease, as the return that follows `number` others. If there were more, their number is the answer, and
-    /// nothing is given back.
+    /// Gives back the rest of a lease, as the return after `number` others. If there were more returns, nothing is given back, and their
+    /// number is the answer.
     fn give_back(
         &self,
         limit: LimitId,
@@ -78,7 +86,7 @@ pub trait Store: Backend {
         terms: LeaseTerms,
     ) -> impl Future<Output = Result<Option<u64>, StoreError>> + Send;
 
-    /// Takes permits without asking, into bounded debt: for costs that are known only afterwards.
+    /// Takes permits without a decision, into bounded debt: for costs that are known only afterwards.
     fn charge(
         &self,
         limit: LimitId,
@@ -90,11 +98,10 @@ pub trait Store: Backend {
     /// How long callers wait for a limit, and how long calls for it may take.
     fn deadlines(&self, limit: LimitId) -> Deadlines;
 
-    /// The answer to a request that the store does not decide in time, `wait` being how long its caller would wait. Calls for it may go
-    /// on.
+    /// The answer to a request that the store does not decide within `wait`. Calls for it may go on.
     fn late(&self, checks: &[Check<'_>], wait: Duration) -> Result<Verdicts, Self::Error>;
 
-    /// How many nodes share the store, as it last said.
+    /// How many nodes share the store, by its last answer.
     fn nodes(&self) -> Option<u32>;
 
     /// Whether every server of the store can be asked now, or why not.
@@ -109,17 +116,24 @@ pub trait Store: Backend {
     /// The clock by which leases end.
     fn clock(&self) -> &Clock;
 
-    /// Runs what must go on when its caller has left.
+    /// The tasks that go on when their caller has left.
     fn tasks(&self) -> &Tasks;
 }
 
 /// How long a check may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deadlines {
-    /// For the caller, who is answered by then.
+    /// The caller is answered within this time.
     pub wait: Duration,
-    /// For the call. Longer than `wait` where nodes borrow: a lease that comes late is still of use.
+    /// The call may take this long. Longer than `wait` where nodes borrow, because a late lease is still of use.
     pub call: Duration,
+}
+
+impl Deadlines {
+    /// The same deadline for the caller and the call.
+    pub const fn of(deadline: Duration) -> Self {
+        Self { wait: deadline, call: deadline }
+    }
 }
 
 /// Permits to be lent with a decision.
@@ -127,13 +141,13 @@ pub struct Deadlines {
 pub struct LeaseRequest {
     /// How many.
     pub permits: u64,
-    /// What is left is cut into so many parts, of which one is lent.
+    /// The permits left are cut into this many parts, of which one is lent.
     pub parts: u64,
     /// How they are lent.
     pub terms: LeaseTerms,
 }
 
-/// Permits that were lent, and when they were asked for, on the clock by which leases end.
+/// Lent permits, and when they were asked for, on the clock by which leases end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseGrant {
     /// The permits.

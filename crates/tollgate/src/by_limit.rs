@@ -1,4 +1,4 @@
-//! What a layer knows of each limit, looked up by the limit's id.
+//! The data that a layer keeps for each limit, by the id of the limit.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 use crate::check::LimitId;
 
-/// Values by limit. Reads take no lock; changes, which only reloads of a policy make, copy the table.
+/// Values by limit. Reads take no lock. Changes, which only reloads of a policy make, copy the table.
 pub(crate) struct ByLimit<T>(ArcSwap<Table<T>>);
 
 pub(crate) type Table<T> = HashMap<LimitId, Arc<T>, BuildHasherDefault<IdHasher>>;
@@ -42,13 +42,13 @@ impl<T> ByLimit<T> {
         self.0.load().get(&id).cloned()
     }
 
-    /// The whole table as it is now. Not to be held for longer than a few look-ups.
+    /// The current table. Callers hold it for a few look-ups only.
     pub(crate) fn read(&self) -> Guard<Arc<Table<T>>> {
         self.0.load()
     }
 }
 
-/// Spreads ids, which are small numbers in a row.
+/// Spreads ids, which are consecutive small numbers.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);
 

@@ -68,7 +68,7 @@ impl From<HashedKey<'_>> for OwnedKey {
 pub struct Check<'a> {
     /// The limit. Each layer looks its settings up by this id.
     pub limit: LimitId,
-    /// Whose limit it is.
+    /// The key that the limit applies to.
     pub key: HashedKey<'a>,
     /// How many permits are asked for, and how long the caller would wait for them.
     pub ask: Ask,

@@ -1,4 +1,4 @@
-//! The one clock of an engine: wall time taken once, then time since boot, so that it never runs backwards.
+//! The clock of an engine: wall time read once, then time since boot, so that it never runs backwards.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tollgate_core::{Micros, Timestamp};
 
-/// What an engine reads the time from.
+/// The clock that an engine reads.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// Microseconds from the epoch to the zero of [`boot_time_ns`], and what counts between its readings.
+    /// Microseconds from the epoch to the zero of [`boot_time_ns`], and the cycle counter.
     System {
         anchor_us: u64,
         counter: quanta::Clock,
@@ -32,8 +32,8 @@ impl std::fmt::Debug for Derived {
     }
 }
 
-/// How long the processor's cycle counter stands in for the real clock, which takes more than twice as long to read. Should
-/// its rate be off by one in a hundred thousand, it is off by ten nanoseconds when the clock is read again.
+/// How long the cycle counter replaces the real clock, which takes more than twice as long to read. If its rate is wrong by
+/// one in a hundred thousand, the error is ten nanoseconds when the clock is read again.
 const COUNTED_NS_MAX: u64 = 1_000_000;
 
 thread_local! {
@@ -42,15 +42,15 @@ thread_local! {
 }
 
 impl Clock {
-    /// Wall time as it is now, carried on by the time since boot. Windows align to the epoch; a wall clock that is set
-    /// later changes nothing; a machine that was suspended has aged.
+    /// The current wall time, continued by the time since boot. Windows align to the epoch. Setting the wall clock later changes
+    /// nothing. Suspended time counts.
     pub fn system() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let anchor_us = Micros::from(wall).get().saturating_sub(boot_time_ns() / 1_000);
         Self(Source::System { anchor_us, counter: quanta::Clock::new() })
     }
 
-    /// A clock that stands still until it is moved: time as a test or a replay hands it in. Clones share the time.
+    /// A clock that stands still until it is moved, for tests and replays. Clones share the time.
     pub fn manual(start: Timestamp) -> Self {
         Self(Source::Manual(Arc::new(AtomicU64::new(start.as_micros()))))
     }
@@ -63,29 +63,30 @@ impl Clock {
     /// The time on this clock.
     #[inline]
     pub fn now(&self) -> Timestamp {
-        Timestamp::from_micros(match &self.0 {
-            Source::System { anchor_us, counter } => anchor_us + counted_ns(counter) / 1_000,
-            Source::Manual(us) => us.load(Ordering::Acquire),
-            Source::Derived(Derived(now)) => return now(),
-        })
+        self.read(counted_ns)
     }
 
-    /// The time on this clock, read anew: right after the machine was suspended, too.
+    /// The time on this clock, without the cycle counter: correct right after the machine was suspended too.
     #[inline]
     pub(crate) fn exact_now(&self) -> Timestamp {
+        self.read(|_| boot_time_ns())
+    }
+
+    #[inline]
+    fn read(&self, since_boot_ns: impl FnOnce(&quanta::Clock) -> u64) -> Timestamp {
         Timestamp::from_micros(match &self.0 {
-            Source::System { anchor_us, .. } => anchor_us + boot_time_ns() / 1_000,
+            Source::System { anchor_us, counter } => anchor_us + since_boot_ns(counter) / 1_000,
             Source::Manual(us) => us.load(Ordering::Acquire),
             Source::Derived(Derived(now)) => return now(),
         })
     }
 
-    /// Whether it moves only when told.
+    /// Whether it is a manual clock.
     pub fn is_manual(&self) -> bool {
         matches!(self.0, Source::Manual(_))
     }
 
-    /// Moves a manual clock, in whichever direction. The system's clock cannot be moved.
+    /// Moves a manual clock, forwards or backwards. Other clocks cannot be moved.
     pub fn set(&self, now: Timestamp) {
         if let Source::Manual(us) = &self.0 {
             us.store(now.as_micros(), Ordering::Release);
@@ -103,7 +104,7 @@ impl Clock {
 fn counted_ns(counter: &quanta::Clock) -> u64 {
     let cycles = counter.raw();
     let (read_cycles, read_ns) = READING.get();
-    // A counter that was set back, or that belongs to another clock, is not ahead: `delta_as_nanos` says 0.
+    // For a counter that was set back, or that belongs to another clock, `delta_as_nanos` is 0.
     let since = counter.delta_as_nanos(read_cycles, cycles);
     if since < COUNTED_NS_MAX && cycles >= read_cycles {
         return read_ns + since;
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_clock_shows_wall_time_and_never_runs_backwards() {
+    fn system_clock_shows_wall_time_and_never_runs_backwards() {
         let clock = Clock::system();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
         assert!(clock.now().as_micros().abs_diff(wall) < 60_000_000);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_derived_clock_computes_its_time_at_each_reading() {
+    fn derived_clock_computes_its_time_at_each_reading() {
         let real = Clock::manual(Timestamp::from_micros(1_000_000));
         let source = real.clone();
         let slow = Clock::derived(move || Timestamp::from_micros(source.now().as_micros() / 2));
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_moves_only_when_told() {
+    fn manual_clock_moves_only_by_set_and_advance() {
         let clock = Clock::manual(Timestamp::from_micros(7));
         let same = clock.clone();
         clock.advance(Micros::from_secs(1));

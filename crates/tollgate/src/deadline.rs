@@ -1,5 +1,5 @@
-//! Deadlines that are fair to an answer which is there: a process that was itself held up finds its timer and its answer at the
-//! same time, and the answer counts.
+//! Deadlines that accept an answer which has arrived: a process that was delayed itself sees its timer and its answer at the same
+//! time, and the answer counts.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,10 +9,10 @@ use tokio::task::yield_now;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
-/// Tasks that an answer may still have to go through: the connection's, and the driver's.
+/// Tasks that an answer may still have to pass: the connection and the driver.
 const HANDS: usize = 2;
 
-/// What comes before the deadline, or was there before it was noticed to be over.
+/// The output of a future, if it is ready before the deadline is noticed.
 pub(crate) async fn within<F: Future>(deadline: Instant, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let late = match timeout_at(deadline, &mut future).await {
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_came_while_the_process_was_held_up_counts() {
+    fn answer_that_arrived_while_the_process_was_delayed_counts() {
         run(async {
             let (answer, answered) = oneshot::channel();
             let start = Instant::now();
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_not_waited_for() {
+    fn future_without_output_times_out() {
         run(async {
             let (_answer, answered) = oneshot::channel::<()>();
             assert!(within(Instant::now() + Duration::from_millis(5), answered).await.is_err());

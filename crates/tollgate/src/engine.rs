@@ -1,4 +1,4 @@
-//! An engine chosen at run time: what every door calls, wherever the states are. It always answers.
+//! The engine that doors call: memory or shared, chosen at run time. It always answers.
 
 use std::convert::Infallible;
 
@@ -36,7 +36,7 @@ impl std::fmt::Debug for SharedEngine {
 }
 
 impl SharedEngine {
-    /// An engine on a store, and the driver that ends outages. `clock` is read for what is decided without the store.
+    /// An engine on a store, and the driver that ends outages. `clock` is read for decisions without the store.
     pub fn new(redis: RedisEngine, config: GuardConfig, clock: Clock) -> (Self, GuardDriver<RedisEngine>) {
         let (guard, driver) = Guard::new(redis, config, clock);
         (Self(Lease::new(guard)), driver)
@@ -57,27 +57,27 @@ impl SharedEngine {
         self.guard().store()
     }
 
-    /// Whether the store decides, as far as is known, or why not. A store that fails every check is not well, however seldom it is asked.
+    /// Whether the store decides, as far as is known, or why not. A store that fails every check is not healthy, however rarely it is asked.
     pub fn health(&self) -> Result<(), StoreError> {
         self.guard().health()
     }
 
-    /// What is held and was done without the store.
+    /// Counts of the guard.
     pub fn stats(&self) -> GuardStats {
         self.guard().stats()
     }
 
-    /// What became of borrowed permits, of all limits together.
+    /// Counts of borrowed permits, over all limits.
     pub fn lease_stats(&self) -> LeaseStats {
         self.0.stats()
     }
 
-    /// Takes what is owed, as far as the store lets it: before a program ends.
+    /// Settles debts, as far as the store allows: before a program ends.
     pub async fn repay_debts(&self) {
         self.guard().repay_debts().await;
     }
 
-    /// Gives back everything that was borrowed, and borrows nothing any more: before a program ends.
+    /// Gives back all leases, and borrows nothing any more: before a program ends.
     pub async fn give_leases_back(&self) {
         self.0.close().await;
     }
@@ -129,6 +129,20 @@ impl Engine {
         }
     }
 
+    /// Gives back `permits` of a grant that started at `at`, as far as they are still owed.
+    pub async fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(engine) => engine.refund(limit, key, permits, at).await,
+            Self::Shared(engine) => engine.0.refund(limit, key, permits, at).await,
+        }
+    }
+
     pub(crate) fn add_limit(
         &self,
         scope: &str,
@@ -156,7 +170,7 @@ impl Engine {
         }
     }
 
-    /// Runs what no caller waits for. The memory engine has nothing of the kind.
+    /// The tasks that no caller waits for. The memory engine has none.
     pub(crate) fn tasks(&self) -> Option<&Tasks> {
         match self {
             Self::Memory(_) => None,

@@ -34,13 +34,13 @@ impl Hash {
     }
 }
 
-/// What XXH3 takes by default.
+/// The default length of a secret of XXH3.
 const SECRET_BYTES: usize = 192;
 
-/// Random bytes that every hash is keyed with, unknown outside this process: nobody can choose keys whose hashes are equal.
+/// Random bytes that every hash is keyed with. They are unknown outside this process, so clients cannot choose keys with equal hashes.
 static SECRET: LazyLock<[u8; SECRET_BYTES]> = LazyLock::new(|| {
     let mut secret = [7; SECRET_BYTES];
-    // Interleavings can be replayed only if nothing else is left to chance.
+    // Replaying an interleaving requires that nothing else is random.
     if !cfg!(feature = "shuttle") {
         getrandom::fill(&mut secret).expect("the operating system gives random numbers");
     }

@@ -1,30 +1,30 @@
-//! Keys as callers name them, checked before they go anywhere.
+//! Keys as callers name them, validated.
 
 use std::fmt;
 
-/// Bytes in a key. Longer identities belong in a hash; this keeps a request line, a log line and a store key small.
+/// The most bytes of a key. This keeps request lines, log lines and store keys small; longer identities should be hashed.
 pub const KEY_BYTES_MAX: usize = 256;
 
-/// Whose limit it is: `user:123`, `ip:192.0.2.1`.
+/// The key of a limit, such as `user:123` or `ip:192.0.2.1`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key<'a>(&'a str);
 
-/// Why a text is no key.
+/// Why a text is not a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KeyError {
-    /// Everybody without a name would share one limit.
+    /// All clients without a name would share one limit.
     #[error("must not be empty")]
     Empty,
     /// See [`KEY_BYTES_MAX`].
     #[error("must be at most {KEY_BYTES_MAX} bytes long, not {0}")]
     TooLong(usize),
-    /// Braces would choose the slot in a Redis cluster; control characters would forge log lines.
+    /// Braces would choose the slot in a Redis cluster, and control characters would forge log lines.
     #[error("must not contain control characters, '{{' or '}}'")]
     Forbidden,
 }
 
 impl<'a> Key<'a> {
-    /// The text as a key, if it may be one.
+    /// Validates a text.
     pub fn new(text: &'a str) -> Result<Self, KeyError> {
         if text.is_empty() {
             return Err(KeyError::Empty);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_checked() {
+    fn keys_are_validated() {
         for good in ["a", "user:123", "ip:2001:db8::/64", "한글", &"k".repeat(256)] {
             assert_eq!(Key::new(good).map(Key::as_str), Ok(good));
         }

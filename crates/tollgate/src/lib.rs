@@ -75,7 +75,7 @@ pub use leases::{Lease, LeaseStats};
 pub use limiter::Limiter;
 pub use memory::{MemoryConfig, MemoryEngine, MemoryLimiter, MemoryStats, TooManyLimits};
 pub use newcomers::SHARED_SUBJECT;
-pub use policy::{PolicyLimiter, PolicyOutcome, PolicyVerdict};
+pub use policy::{PolicyLimiter, PolicyOutcome, PolicyPart, PolicyVerdict, TooManyChecks, decide_together};
 pub use rate_limiter::RateLimiter;
 pub use settings::{FailureMode, LimitSettings, OnFailure};
 pub use tasks::{Driver, Tasks};

@@ -11,7 +11,7 @@ use crate::redis::StoreError;
 use crate::settings::LimitSettings;
 use crate::verdict::{Basis, Verdict};
 
-/// A limit over the keys of an engine. It always answers; answers of the memory engine are there at once. Cheap to clone.
+/// A limit over the keys of an engine. It always answers, and the memory engine answers at once. Cheap to clone.
 #[derive(Clone)]
 pub struct Limiter {
     limit: Limit,

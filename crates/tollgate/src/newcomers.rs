@@ -1,8 +1,8 @@
-//! A bound on the new subjects of a rule: beyond it, subjects that are not known share one bucket.
+//! A bound on the new subjects of a rule: beyond it, unknown subjects share one bucket.
 //!
-//! A flood of invented subjects (addresses, API keys) would otherwise fill the store with one state for each. Whatever is forgotten here,
-//! no client escapes its limit: states are not touched, so a subject that is sent to the shared bucket and comes back finds what it has
-//! consumed. In any interval a client gets at most what its own limit and the shared one admit, and the shared one is common to all.
+//! A flood of invented subjects (addresses, API keys) would otherwise fill the store with one state for each. No client escapes its limit by
+//! this: states are not touched, so a subject that returns from the shared bucket finds the permits that it has consumed. In any interval a
+//! client gets at most the permits of its own limit and of the shared one, which is common to all clients.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -11,26 +11,26 @@ use std::num::NonZeroU32;
 use parking_lot::Mutex;
 use tollgate_core::Timestamp;
 
-/// The subject of the bucket that unknown subjects share. Every other subject names what it counts by and a value, or is `{global}`.
+/// The subject of the bucket that unknown subjects share. Every other subject has a name and a value, or is `{global}`.
 pub const SHARED_SUBJECT: &str = "{shared}";
 
-/// Subjects in one of the two generations that are remembered: all that fit into a hash table of 1.2 MB. A subject is forgotten when
-/// at least so many others have come since it was last asked about.
+/// Subjects in each of two generations: as many as fit into a hash table of 1.2 MB. A subject is forgotten after at least this many other
+/// subjects have come since its last request.
 const GENERATION_MAX: usize = 114_688;
 
 /// The subjects of one rule that this node knows.
 #[derive(Default)]
 pub(crate) struct Newcomers {
-    /// Keyed, so that nobody can choose subjects that meet. A subject whose hash meets that of a known one is taken for known.
+    /// Keyed, so that clients cannot choose subjects with equal hashes. A subject with the hash of a known one counts as known.
     hasher: RandomState,
     known: Mutex<Known>,
 }
 
 #[derive(Default)]
 struct Known {
-    /// Hashes of subjects that were asked about since the last turn.
+    /// Hashes of the subjects of this generation.
     recent: HashSet<u64>,
-    /// Those of the turn before.
+    /// Hashes of the subjects of the previous generation.
     before: HashSet<u64>,
     /// The second in which new subjects were last counted, and how many there were.
     second: u64,
@@ -74,7 +74,7 @@ impl Newcomers {
 }
 
 impl Known {
-    /// How many subjects were new in the second of `now`. A clock that another thread has read earlier counts with the later one.
+    /// How many subjects were new in the second of `now`. If another thread has read a later time, that second counts.
     fn new_in(&mut self, now: Timestamp) -> u32 {
         let second = now.as_micros() / 1_000_000;
         if second > self.second {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_bounded_and_subjects_in_use_are_never_forgotten() {
+    fn newcomers_are_bounded_and_keep_subjects_in_use() {
         let (newcomers, all) = (Newcomers::default(), NonZeroU32::MAX);
         let at = Timestamp::from_micros(1_763_000_000_000_000);
         let one = NonZeroU32::MIN;
@@ -110,6 +110,10 @@ mod tests {
         assert!(known.recent.len() <= GENERATION_MAX && known.before.len() <= GENERATION_MAX);
         assert!(known.recent.capacity() <= 131_072, "{}", known.recent.capacity());
         drop(known);
-        assert_eq!(newcomers.place("{ip:0}", one, at), Place::Shared, "nobody has asked about it for long");
+        assert_eq!(
+            newcomers.place("{ip:0}", one, at),
+            Place::Shared,
+            "a subject without requests is forgotten"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A policy at work: from what is known of a request to a verdict on it.
+//! Decides on requests by a policy: descriptors in, verdict out.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 use tollgate_core::policy::{
-    Descriptors, Limits, Policy, Refusal, Role, Rule, RuleCheck, RuleLimits, Selection,
+    CHECKS_MAX, Descriptors, Limits, Policy, Refusal, Role, Rule, RuleCheck, RuleLimits, Selection, WORK_MAX,
 };
 use tollgate_core::{Ask, Decision, Micros, Outcome, Timestamp};
 
@@ -16,10 +16,11 @@ use crate::engine::Engine;
 use crate::limiter::Limiter;
 use crate::memory::TooManyLimits;
 use crate::newcomers::{Newcomers, Place, SHARED_SUBJECT};
+use crate::redis::StoreError;
 use crate::settings::LimitSettings;
 use crate::verdict::{Basis, Verdict, Verdicts};
 
-/// Requests whose counted-only limits wait to be decided: some 1 MB. Those of further requests are left out, which is counted.
+/// Requests whose counted-only limits wait for a decision: some 1 MB. Counted-only limits of further requests are left out and reported.
 const LATER_MAX: usize = 4_096;
 
 /// A policy, and the limiters of its limits.
@@ -52,13 +53,13 @@ impl std::fmt::Debug for PolicyLimiter {
     }
 }
 
-/// What was decided on a request, and by what.
+/// The outcome of a request, with the verdicts of its checks.
 #[derive(Clone, Debug)]
 pub struct PolicyVerdict {
-    /// Which limits it was checked against.
+    /// The checks of the request.
     pub selection: Selection,
-    /// By check; empty where none was made. `None`: the check was not decided, because another limit is known to deny the request, or
-    /// because it is only counted and is decided after the answer.
+    /// The verdicts, by check; empty if no check was made. `None`: the check was not decided, because another limit is known to deny the
+    /// request, or because it is only counted and decided after the answer.
     pub verdicts: Verdicts,
     outcome: PolicyOutcome,
 }
@@ -68,15 +69,15 @@ pub struct PolicyVerdict {
 pub enum PolicyOutcome {
     /// Yes, after `delay`.
     Admitted {
-        /// How long the caller holds it back.
+        /// How long the caller delays the request.
         delay: Micros,
     },
     /// No: a limit has too little left.
     Denied {
-        /// The check that holds it up for longest, by number.
+        /// The check with the longest wait, by number.
         by: usize,
     },
-    /// No, whatever is left.
+    /// No, whatever permits are left.
     Refused(Refusal),
 }
 
@@ -86,8 +87,8 @@ impl PolicyLimiter {
         Self::made(engine, policy, settings, None)
     }
 
-    /// A limiter for the policy that comes after this one. Limits that stay as they are keep what they have borrowed and what they
-    /// remember; for the others, states are carried over.
+    /// A limiter for the policy that follows this one. Unchanged limits keep their leases and cached denials; states of other limits are
+    /// converted.
     pub fn followed_by(&self, policy: Policy, settings: &[LimitSettings]) -> Result<Self, TooManyLimits> {
         Self::made(&self.engine, policy, settings, Some(self))
     }
@@ -98,7 +99,7 @@ impl PolicyLimiter {
         settings: &[LimitSettings],
         before: Option<&Self>,
     ) -> Result<Self, TooManyLimits> {
-        // A log is kept for the longer windows that may ask for it: those of other tiers, and for a while those of the policy before.
+        // A log keeps entries for longer windows: of other tiers, and for a while of the previous policy.
         policy.retain_logs(before.map_or(&[], |before| before.policy.limits()), engine.now());
         let mut known = HashMap::new();
         if let Some(before) = before {
@@ -139,7 +140,7 @@ impl PolicyLimiter {
         self.decide(self.policy.select(request, permits)).await
     }
 
-    /// Decides on a request by what its policy has selected for it.
+    /// Decides on the checks that a policy has selected for a request.
     pub async fn decide(&self, mut selection: Selection) -> PolicyVerdict {
         self.bound_subjects(&mut selection, Newcomers::place);
         if selection.refusal.is_some() || selection.checks.is_empty() {
@@ -165,6 +166,17 @@ impl PolicyLimiter {
         verdict
     }
 
+    /// Gives the permits of a selection back to all of its limits, as far as they are still owed. Permits that were taken earlier than
+    /// now may be owed no more; the state of each limit decides that by its own time.
+    pub async fn refund(&self, mut selection: Selection) -> Result<(), StoreError> {
+        self.bound_subjects(&mut selection, Newcomers::look);
+        for check in self.checks(&selection) {
+            let at = self.engine.peek(&check.with_ask(Ask::of(0))).await.decision.at;
+            self.engine.refund(check.limit, check.key, check.ask.cost, at).await?;
+        }
+        Ok(())
+    }
+
     /// The checks of a selection, each key hashed once.
     fn checks<'a>(&self, selection: &'a Selection) -> SmallVec<[Check<'a>; 4]> {
         let keys: SmallVec<[HashedKey<'a>; 2]> =
@@ -178,8 +190,8 @@ impl PolicyLimiter {
         selection.checks.iter().map(check).collect()
     }
 
-    /// The checks that are decided at once, by number, if others would hold them up: on a cluster, limits of another subject may need a
-    /// call of their own, which what is only counted is not worth.
+    /// The checks to decide at once, by number, if other checks would delay them: on a cluster, limits of another subject may need a call
+    /// of their own, which is not worth it for a check that is only counted.
     fn held_up_by(&self, selection: &Selection) -> Option<SmallVec<[usize; 4]>> {
         let checks = &selection.checks;
         if !self.engine.is_cluster() || checks.iter().all(|it| it.role == Role::Enforced) {
@@ -217,12 +229,11 @@ impl PolicyLimiter {
         });
     }
 
-    /// The verdict that [`PolicyLimiter::check`] would give, without taking anything.
-    pub async fn explain(&self, request: &Descriptors<'_>, permits: u64) -> PolicyVerdict {
-        let mut selection = self.policy.select(request, permits);
+    /// The verdict that [`PolicyLimiter::decide`] would give, without taking anything.
+    pub async fn peek(&self, mut selection: Selection) -> PolicyVerdict {
         self.bound_subjects(&mut selection, Newcomers::look);
         let mut verdicts = Verdicts::new();
-        // A request for too many permits is explained by the limits that it exceeds.
+        // The limits that a request exceeds explain its refusal.
         let is_explained = match selection.refusal {
             None | Some(Refusal::ExceedsLimit { .. }) => true,
             Some(Refusal::EmptyKey { .. } | Refusal::TooManyChecks) => false,
@@ -234,13 +245,102 @@ impl PolicyLimiter {
         }
         PolicyVerdict::new(selection, verdicts)
     }
+
+    /// Resets the selected limits for their subjects.
+    pub async fn reset(&self, selection: &Selection) -> Result<(), StoreError> {
+        for check in self.checks(selection) {
+            self.engine.reset(check.limit, check.key.text()).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A part of a request: limits that a policy has selected, and the limiter of that policy.
+#[derive(Debug)]
+pub struct PolicyPart<'a> {
+    /// The limiter of the policy.
+    pub limiter: &'a PolicyLimiter,
+    /// The limits.
+    pub selection: Selection,
+}
+
+/// More limits apply to the parts of a request than can be decided together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("more limits apply than can be checked together: at most {CHECKS_MAX}")]
+pub struct TooManyChecks;
+
+/// Decides on the parts of a request together: permits are taken from the limits of all parts, or from none. There is one verdict for
+/// each part. The request may go ahead if all of them admit it.
+///
+/// All limiters must have the same engine. No part may have a refusal.
+pub async fn decide_together(mut parts: Vec<PolicyPart<'_>>) -> Result<Vec<PolicyVerdict>, TooManyChecks> {
+    for PolicyPart { limiter, selection } in &mut parts {
+        limiter.bound_subjects(selection, Newcomers::place);
+    }
+    leave_out(&mut parts)?;
+    let Some(engine) = parts.first().map(|part| part.limiter.engine.clone()) else { return Ok(Vec::new()) };
+    let mut asked = Vec::new();
+    let mut at_once = Vec::with_capacity(parts.len());
+    for PolicyPart { limiter, selection } in &parts {
+        let checks = limiter.checks(selection);
+        let numbers = limiter.held_up_by(selection).unwrap_or_else(|| (0..checks.len()).collect());
+        asked.extend(numbers.iter().map(|number| checks[*number]));
+        at_once.push(numbers);
+    }
+    let decided = if asked.is_empty() { Verdicts::new() } else { engine.decide(&asked).await };
+    drop(asked);
+    let mut decided = decided.into_iter();
+    let mut verdicts = Vec::with_capacity(parts.len());
+    let mut limiters = Vec::with_capacity(parts.len());
+    for (PolicyPart { limiter, selection }, numbers) in parts.into_iter().zip(at_once) {
+        let mut own = Verdicts::from_elem(None, selection.checks.len());
+        for (number, verdict) in numbers.into_iter().zip(decided.by_ref()) {
+            own[number] = verdict;
+        }
+        verdicts.push(PolicyVerdict::new(selection, own));
+        limiters.push(limiter);
+    }
+    if verdicts.iter().all(PolicyVerdict::is_admitted) {
+        for (limiter, verdict) in limiters.into_iter().zip(&mut verdicts) {
+            if !verdict.is_whole() {
+                limiter.count_later(verdict);
+            }
+        }
+    }
+    Ok(verdicts)
+}
+
+/// Leaves out counted-only checks, the last ones first, until all checks can be decided together.
+fn leave_out(parts: &mut [PolicyPart<'_>]) -> Result<(), TooManyChecks> {
+    loop {
+        let checks: usize = parts.iter().map(|part| part.selection.checks.len()).sum();
+        let work: usize = parts.iter().map(PolicyPart::work).sum();
+        if checks <= CHECKS_MAX && work <= WORK_MAX {
+            return Ok(());
+        }
+        let is_counted = |check: &RuleCheck| check.role == Role::Shadow;
+        let last = parts.iter_mut().rev().find_map(|PolicyPart { selection, .. }| {
+            let number = selection.checks.iter().rposition(is_counted)?;
+            Some((selection, number))
+        });
+        let (selection, number) = last.ok_or(TooManyChecks)?;
+        selection.checks.remove(number);
+        selection.uncounted += 1;
+    }
+}
+
+impl PolicyPart<'_> {
+    fn work(&self) -> usize {
+        let limits = self.limiter.policy.limits();
+        self.selection.checks.iter().map(|check| limits[check.limit].limit.work()).sum()
+    }
 }
 
 /// A request whose counted-only limits are being decided.
 struct Waiting(Arc<AtomicUsize>);
 
 impl Waiting {
-    /// One more request among those that wait, unless there are too many.
+    /// Counts one more waiting request, unless there are too many.
     fn among(later: &Arc<AtomicUsize>) -> Option<Self> {
         let is_room = later.fetch_add(1, Ordering::Relaxed) < LATER_MAX;
         let waiting = Self(Arc::clone(later));
@@ -255,7 +355,7 @@ impl Drop for Waiting {
 }
 
 impl PolicyLimiter {
-    /// Sends checks of subjects that are one too many in this second to the shared bucket of their rule.
+    /// Sends checks of new subjects beyond the bound of this second to the shared bucket of their rule.
     fn bound_subjects(
         &self,
         selection: &mut Selection,
@@ -286,13 +386,13 @@ impl PolicyLimiter {
     }
 }
 
-/// The rules of a policy by number: the default rule comes behind the others.
+/// The rules of a policy by number. The default rule is the last one.
 fn rules(policy: &Policy) -> impl Iterator<Item = &Rule> {
     policy.parts().rules.iter().chain(&policy.parts().default)
 }
 
 impl Bound {
-    /// The bound of a rule, if it has one. Subjects that are known of the rule stay so.
+    /// The bound of a rule, if it has one. Known subjects of the rule stay known.
     fn of(rule: &Rule, settings: &[LimitSettings], before: Option<&PolicyLimiter>) -> Option<Self> {
         let per_second = limits_of(rule).filter_map(|limit| settings.get(limit)?.max_new_subjects).max()?;
         let old = before.and_then(|before| {
@@ -318,7 +418,7 @@ fn limits_of(rule: &Rule) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What matters to a limiter: the bound on new subjects is not its concern.
+/// The settings that a limiter depends on: all except the bound on new subjects.
 fn of_store(settings: &LimitSettings) -> LimitSettings {
     LimitSettings { max_new_subjects: None, ..*settings }
 }
@@ -341,7 +441,7 @@ impl PolicyVerdict {
         checks.filter_map(|(number, (check, verdict))| Some((number, check, verdict.as_ref()?)))
     }
 
-    /// Whether a denied request may have to wait for longer than is known, because not all of its limits were decided.
+    /// Whether a denied request may have to wait longer than its verdict says, because not all of its limits were decided.
     pub fn retry_is_lower_bound(&self) -> bool {
         let checks = self.selection.checks.iter().zip(&self.verdicts);
         let is_undecided = |(check, verdict): (&RuleCheck, &Option<Verdict>)| {
@@ -354,7 +454,7 @@ impl PolicyVerdict {
         self.verdicts.iter().all(Option::is_some)
     }
 
-    /// The checks that decide, with their verdicts and numbers.
+    /// The enforced checks, with their verdicts and numbers.
     fn enforced(&self) -> impl Iterator<Item = (usize, &Verdict)> {
         self.known()
             .filter(|(_, check, _)| check.role == Role::Enforced)
@@ -386,7 +486,7 @@ impl PolicyVerdict {
         matches!(self.outcome(), PolicyOutcome::Admitted { .. })
     }
 
-    /// The check that a caller should know of: the one that denies, or else the one with the least left.
+    /// The check to report to the caller: the one that denies, or else the one with the fewest permits left.
     pub fn tightest(&self) -> Option<usize> {
         match self.outcome() {
             PolicyOutcome::Denied { by } => Some(by),
@@ -398,7 +498,7 @@ impl PolicyVerdict {
         }
     }
 
-    /// On what ground it was decided: that of the limit that denies, or else the weakest of all.
+    /// The basis of the limit that denies, or else the weakest basis of all.
     pub fn basis(&self) -> Basis {
         match self.outcome() {
             PolicyOutcome::Denied { by } => self.verdicts[by].map_or(Basis::Exact, |verdict| verdict.basis),
@@ -411,7 +511,7 @@ impl PolicyVerdict {
     }
 }
 
-/// How long a denied caller waits; for ever, if the limit can never hold what it asks for.
+/// The wait of a denied caller; for ever, if the limit can never admit the cost.
 fn wait_of(decision: &Decision) -> u64 {
     match decision.outcome {
         Outcome::Impossible => u64::MAX,

@@ -1,23 +1,23 @@
-//! What limiters of every engine have in common.
+//! The trait of the limiters of every engine.
 
 use std::future::Future;
 
 use tollgate_core::{Ask, Decision, Status};
 
-/// A limit over the keys of some engine: what every door calls, wherever the state lives.
+/// A limit over the keys of an engine.
 ///
-/// Engines that need no waiting offer the same names as plain functions; this trait wraps them.
+/// The memory limiter has the same methods without `async`.
 pub trait RateLimiter: Send + Sync {
-    /// What can go wrong between here and the state.
+    /// Why there is no decision.
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// Decides on one request.
     fn acquire(&self, key: &str, ask: Ask) -> impl Future<Output = Result<Decision, Self::Error>> + Send;
 
-    /// Where a key stands. Takes nothing and creates nothing.
+    /// The status of a key. Takes nothing and creates no state.
     fn status(&self, key: &str) -> impl Future<Output = Result<Status, Self::Error>> + Send;
 
-    /// Makes a key as good as new. Resetting an unknown key is no error.
+    /// Resets a key. Resetting an unknown key is not an error.
     fn reset(&self, key: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// Takes `permits`, now or not at all.

@@ -1,47 +1,47 @@
-//! What is set for one limit beyond its numbers, where a store keeps its states.
+//! Settings of a limit beyond its numbers, for limits in a store.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tollgate_core::{Consistency, LeaseTerms, Limit, StaysStrict};
 
-/// What happens to checks that the store does not decide.
+/// How checks are answered that the store does not decide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FailureMode {
-    /// They are let through while the store cannot be reached. While it can, but does not decide (too slow, out of memory,
-    /// loading), they are decided as with `Local`: a client that overloads the store gets no free pass.
+    /// They are admitted while the store cannot be reached. While the store is reachable but does not decide (too slow, out of
+    /// memory, loading), they are decided as with `Local`, so that a client gains nothing by overloading the store.
     #[default]
     Open,
-    /// They are refused.
+    /// They are denied.
     Closed,
     /// They are decided by this node alone, with its share of the limit.
     Local,
 }
 
-/// What a limit asks of the guard.
+/// The settings of a limit for the guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OnFailure {
-    /// What happens to checks that the store does not decide.
+    /// How checks are answered that the store does not decide.
     pub mode: FailureMode,
-    /// Whether what was admitted by this node alone is taken from the store's state afterwards, into bounded debt.
+    /// Whether permits that this node admitted alone are taken from the store afterwards, into bounded debt.
     pub settle: bool,
-    /// For each check, in place of the store's own deadline.
+    /// The deadline of each check, instead of the deadline of the store.
     pub deadline: Option<Duration>,
 }
 
-/// What is settled for a limit beyond its numbers, where a store keeps it.
+/// Settings of a limit in a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LimitSettings {
     /// Whether nodes borrow from it and decide by themselves.
     pub consistency: Consistency,
     /// The most permits that one node borrows of one key; all of them if not set.
     pub lease_ceiling: Option<u64>,
-    /// Whether keys count as used up when a server takes over from another, until everything that may have been lost with the
-    /// other one has come back.
+    /// Whether keys count as used up after a failover, until all permits that may have been lost with the old server have come
+    /// back.
     pub failover_guard: bool,
-    /// What happens while the store does not decide.
+    /// How checks are answered while the store does not decide.
     pub on_failure: OnFailure,
-    /// Of a rule of a policy: how many subjects in a second may be new to this node before further ones share one bucket.
+    /// For a rule of a policy: how many new subjects this node accepts in a second before further ones share one bucket.
     pub max_new_subjects: Option<NonZeroU32>,
 }
 

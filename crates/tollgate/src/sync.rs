@@ -1,8 +1,8 @@
-//! The lock of a stripe: one that spins, or, under the `shuttle` feature, one whose interleavings can be explored.
+//! The lock of a stripe: a spin lock or, with the `shuttle` feature, a lock whose interleavings can be explored.
 //!
-//! A stripe is locked for well under a microsecond. A lock that can put threads to sleep must look for sleepers when it is
-//! released, with an atomic exchange that the processor does not look beyond; this one is released by a plain store, so
-//! the memory that the next request needs can already be on its way while this one is decided.
+//! A stripe is locked for well under a microsecond. A lock that puts threads to sleep must look for sleepers when it is
+//! released, with an atomic exchange that stalls the processor. This lock is released by a plain store, so the processor
+//! can already load the memory that the next request needs.
 
 #[cfg(feature = "shuttle")]
 use shuttle::sync::{Mutex, MutexGuard};
@@ -22,7 +22,7 @@ impl<T> Lock<T> {
         self.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Waits twice as long each time, up to about a microsecond; then lets others run, for the holder may be one of them.
+    /// Waits twice as long each time, up to about a microsecond. Then it lets other threads run, one of which may hold the lock.
     #[cfg(not(feature = "shuttle"))]
     #[cold]
     fn wait(&self) -> MutexGuard<'_, T> {

@@ -1,4 +1,4 @@
-//! Background tasks of an engine: its connections, and calls whose callers have left.
+//! Background tasks of an engine: connections, and calls whose callers have left.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -17,10 +17,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Before a task that has panicked is started again: one that panics at once must not keep a core busy.
+/// The pause before a task that has panicked is started again, so that a task that panics at once does not keep a core busy.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 
-/// Workers of a driver, at most. Each keeps one core busy; more of them than a store's servers can answer are of no use.
+/// The most workers of a driver. Each can keep one core busy; the servers of a store could not answer more.
 const WORKERS_MAX: usize = 8;
 
 /// Runs an engine's connections and the calls whose callers have left. The engine answers only while this runs.
@@ -30,15 +30,15 @@ pub struct Driver {
     stop: CancellationToken,
 }
 
-/// Where tasks are handed to a driver. Bounded by the callers: a task for each connection, and one for each key that has a
-/// call in flight.
+/// Hands tasks to a driver. The callers bound their number: one task for each connection, and one for each key with a call
+/// under way.
 #[derive(Clone)]
 pub struct Tasks(Arc<Queues>);
 
 struct Queues {
     /// One for each worker of the driver.
     workers: Vec<mpsc::UnboundedSender<Task>>,
-    /// Tasks so far: they go to the workers in turn.
+    /// Tasks handed over so far. They go to the workers in turn.
     handed_over: AtomicUsize,
     panics: AtomicU64,
 }
@@ -50,7 +50,7 @@ impl Tasks {
         Self::with_workers(cores.min(WORKERS_MAX))
     }
 
-    /// The same with a number of workers, above zero, that does not depend on the machine.
+    /// The same with a number of workers that does not depend on the machine; at least one.
     pub fn with_workers(count: usize) -> (Self, Driver, DropGuard) {
         let (send, receive) = (0..count.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
         let stop = CancellationToken::new();
@@ -67,7 +67,7 @@ impl Tasks {
         });
     }
 
-    /// Lets the driver run a task that must not end by a panic: it is started again.
+    /// Lets the driver run a task that is started again after a panic.
     pub(crate) fn keep_running<F>(&self, task: impl Fn() -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -93,12 +93,12 @@ impl Tasks {
     fn send(&self, task: impl Future<Output = ()> + Send + 'static) {
         let workers = &self.0.workers;
         let next = self.0.handed_over.fetch_add(1, Ordering::Relaxed) % workers.len();
-        // Without a driver the task is dropped, and its waiters find that out.
+        // Without a driver the task is dropped, and its channels are closed.
         let _ = workers[next].send(Box::pin(task));
     }
 }
 
-/// Runs a task. None: it has panicked, which is counted.
+/// Runs a task. `None`: it has panicked, and the panic was counted.
 async fn caught(panics: &AtomicU64, task: impl Future<Output = ()>) -> Option<()> {
     let ended = AssertUnwindSafe(task).catch_unwind().await;
     if ended.is_err() {
@@ -131,7 +131,7 @@ async fn work(mut tasks: mpsc::UnboundedReceiver<Task>) {
     let mut running = FuturesUnordered::new();
     loop {
         tokio::select! {
-            // In one order, so that a simulation can be replayed. New tasks cannot starve the others: `recv` yields now and then.
+            // In a fixed order, so that a simulation can be replayed. New tasks cannot starve the others, because `recv` yields.
             biased;
             Some(task) = tasks.recv() => running.push(task),
             Some(()) = running.next(), if !running.is_empty() => {}
@@ -140,11 +140,11 @@ async fn work(mut tasks: mpsc::UnboundedReceiver<Task>) {
     }
 }
 
-/// A call that goes on with the driver if its caller leaves: others may be waiting for it.
+/// A call that goes on with the driver if its caller leaves, because other requests may be waiting for it.
 pub(crate) struct Leading<F: Future<Output = T> + Send + 'static, T: Send + 'static> {
     call: Option<Pin<Box<F>>>,
     tasks: Tasks,
-    /// Set while the call is polled: still set afterwards if it has panicked.
+    /// Set while the call is polled. It stays set after a panic.
     is_polled: bool,
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_counted_and_ends_no_other_task() {
+    fn panic_is_counted_and_ends_no_other_task() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         runtime.expect("a runtime").block_on(async {
             let (tasks, driver, _stop) = Tasks::new();

@@ -3,26 +3,26 @@
 use smallvec::SmallVec;
 use tollgate_core::Decision;
 
-/// On what basis a decision was made.
+/// The basis of a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Basis {
     /// The whole state was known.
     Exact,
-    /// Decided by this node, with permits that it has borrowed from the store, or by what the store has said of them.
+    /// Decided by this node, with permits borrowed from the store or by a cached denial of the store.
     Leased,
     /// Decided by this node alone, with its share of the limit.
     Local,
-    /// Let through: the store gave no decision.
+    /// Admitted, because the store gave no decision.
     Open,
-    /// Refused: the store gave no decision.
+    /// Denied, because the store gave no decision.
     Closed,
 }
 
 impl Basis {
-    /// All of them, as metrics list them.
+    /// All of them, in the order of metrics.
     pub const ALL: [Self; 5] = [Self::Exact, Self::Leased, Self::Local, Self::Open, Self::Closed];
 
-    /// The word for it, in answers, headers and metrics.
+    /// Its name in answers, headers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -37,9 +37,9 @@ impl Basis {
 /// A decision and its basis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
-    /// On what basis.
+    /// Its basis.
     pub basis: Basis,
 }
 
@@ -55,6 +55,6 @@ impl Verdict {
     }
 }
 
-/// The verdicts on the checks of a request, in their order. `None`: the check was not decided, because another limit is known to deny the
-/// request, or because the check is only counted and would have held up the others.
+/// The verdicts on the checks of a request, in order. `None`: the check was not decided, because another limit is known to deny the
+/// request, or because the check is only counted and would have delayed the others.
 pub type Verdicts = SmallVec<[Option<Verdict>; 1]>;

@@ -22,7 +22,7 @@ use tollgate::{
 #[cfg(feature = "before")]
 use tollgate::{Engine::Redis as Shared, Guard as SharedEngine, GuardedLimiter};
 #[cfg(not(feature = "before"))]
-use tollgate::{Engine::Shared, Limiter as GuardedLimiter, SharedEngine};
+use tollgate::{Engine::Shared, Limiter as GuardedLimiter, RateLimiter, SharedEngine};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

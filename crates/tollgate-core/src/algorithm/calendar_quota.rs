@@ -1,8 +1,8 @@
-//! A count for each day, week or month of a time zone: what plans are sold by.
+//! Counts permits for each day, week or month of a time zone, as plans are sold.
 
 use core::num::NonZeroU64;
 
-use super::Algorithm;
+use super::{Algorithm, charged};
 use crate::calendar::{Calendar, Period};
 use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
@@ -11,8 +11,8 @@ use crate::time::{Micros, Timestamp};
 
 /// At most `limit` permits in each period of a calendar.
 ///
-/// Nobody waits for the next one: a delay of days is a denial. Within a period the zone's rules are not looked at: its end is all that a
-/// state remembers of it. What was taken counts under every limit, so a limit that changes finds it as it is.
+/// A request never waits for the next period: a delay of days is a denial. Within a period the rules of the zone are not
+/// read, because the state holds the end of its period. The count stays valid when the limit changes.
 ///
 /// ```
 /// use tollgate_core::{Algorithm, Ask, Calendar, CalendarQuota, Timestamp};
@@ -31,12 +31,12 @@ pub struct CalendarQuota {
     calendar: &'static Calendar,
 }
 
-/// A period and what was taken in it.
+/// A period and the permits taken in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CalendarState {
     /// The end of the period, in microseconds since the epoch; 0 before the first use.
     pub end: i64,
-    /// Permits taken. Beyond the limit only by charges, and under a limit that was made smaller.
+    /// Permits taken. Above the limit only after charges, or after the limit was lowered.
     pub count: i64,
 }
 
@@ -50,22 +50,12 @@ impl CalendarQuota {
         Ok(Self { limit, calendar: calendar.interned() })
     }
 
-    /// Permits in a period.
-    pub const fn limit(&self) -> u64 {
-        self.limit.get()
-    }
-
     /// How time is cut into periods.
     pub const fn calendar(&self) -> &'static Calendar {
         self.calendar
     }
 
-    /// No period is longer: nobody waits for more, and a state that is further ahead was written by another clock.
-    pub const fn horizon(&self) -> Micros {
-        self.calendar.longest()
-    }
-
-    /// The period of `since` has nothing left, if it is not over.
+    /// Marks the period of `since` as used up, unless it is over.
     pub(crate) fn distrust(&self, state: &mut CalendarState, now: Timestamp, since: Timestamp) {
         let advanced = self.advance(*state, now);
         if advanced.end == self.period(since).end.us() {
@@ -81,10 +71,9 @@ impl CalendarQuota {
         self.calendar.period_at(instant)
     }
 
-    /// Exhausted, and of this period, if the clock was set back by more than a horizon; otherwise as it was.
+    /// The state, exhausted and moved to this period if the clock was set back by more than a horizon.
     ///
-    /// A period that the clock is in ends within one horizon, and one that it was in before it stepped back by another
-    /// ends within two.
+    /// The current period ends within one horizon. A period that the clock left by stepping back ends within two.
     #[inline]
     fn redate(&self, state: CalendarState, now: Timestamp) -> CalendarState {
         if state.end - now.us() <= 2 * self.horizon().us() {
@@ -103,7 +92,7 @@ impl CalendarQuota {
     #[cold]
     fn turn(&self, state: CalendarState, now: Timestamp) -> CalendarState {
         let end = self.period(now).end.us();
-        // The last period of all is cut off where time ends, and does not end.
+        // The last period of all is cut off at the end of time, and does not end.
         if end <= state.end { state } else { CalendarState { end, count: 0 } }
     }
 }
@@ -111,18 +100,21 @@ impl CalendarQuota {
 impl Algorithm for CalendarQuota {
     type State = CalendarState;
 
+    fn size(&self) -> u64 {
+        self.limit.get()
+    }
+
+    /// No period is longer, so a state that ends later was written by another clock.
+    fn horizon(&self) -> Micros {
+        self.calendar.longest()
+    }
+
     fn fresh(&self, _: Timestamp) -> CalendarState {
         CalendarState { end: 0, count: 0 }
     }
 
     #[inline]
-    fn decide(&self, state: &mut CalendarState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.limit() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut CalendarState, now: Timestamp, ask: Ask) -> Outcome {
         let (limit, cost) = (self.most(), ask.cost as i64);
         *state = self.redate(*state, now);
         let CalendarState { end, count } = self.advance(*state, now);
@@ -135,9 +127,9 @@ impl Algorithm for CalendarQuota {
 
     #[inline]
     fn status(&self, state: &CalendarState, now: Timestamp) -> Status {
-        // A key that was never used needs no period.
+        // An unused key needs no period.
         if *state == self.fresh(now) {
-            return Status { remaining: self.limit(), reset: Micros::ZERO };
+            return Status { remaining: self.size(), reset: Micros::ZERO };
         }
         let CalendarState { end, count } = self.advance(*state, now);
         let reset = if count == 0 { 0 } else { end - now.us() };
@@ -150,7 +142,7 @@ impl Algorithm for CalendarQuota {
             return;
         }
         if self.period(at).end.us() == end {
-            *state = CalendarState { end, count: (count - cost.min(self.limit()) as i64).max(0) };
+            *state = CalendarState { end, count: (count - cost.min(self.size()) as i64).max(0) };
         }
     }
 
@@ -159,16 +151,14 @@ impl Algorithm for CalendarQuota {
             return;
         }
         let CalendarState { end, count } = self.advance(*state, now);
-        let most = 2 * self.most();
-        *state =
-            CalendarState { end, count: count.max((count + cost.min(2 * self.limit()) as i64).min(most)) };
+        *state = CalendarState { end, count: charged(count, cost, self.limit) };
     }
 
     fn full_at(&self, state: &CalendarState) -> Timestamp {
         if state.count > 0 {
             return Timestamp::at(state.end);
         }
-        // Kept until its period has begun: a clock that is behind must not spend again what was given back.
+        // Kept until its period has begun: a clock that is behind must not spend the refunded permits again.
         self.period(Timestamp::at(state.end - 1)).start
     }
 }

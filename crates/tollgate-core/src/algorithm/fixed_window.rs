@@ -1,8 +1,8 @@
-//! `FIXED_WINDOW`: a count for each window of the clock. Cheap; passes twice the limit around an edge.
+//! `FIXED_WINDOW`: counts permits for each window of the clock. Cheap; admits up to twice the limit around an edge.
 
 use core::num::NonZeroU64;
 
-use super::{Algorithm, accepted_wait, admit_by, div_ceil};
+use super::{Algorithm, accepted_wait, admit_by, charged, div_ceil};
 use crate::decision::{Ask, Outcome, Status};
 use crate::limit::LimitError;
 use crate::migrate::CarriedDebt;
@@ -17,12 +17,12 @@ pub struct FixedWindow {
     count_denied: bool,
 }
 
-/// A window and what was taken in it.
+/// A window and the permits taken in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowState {
     /// The window's number since the epoch.
     pub window: i64,
-    /// Permits taken; beyond the limit they are promised to the following windows, a limit's worth each.
+    /// Permits taken. Permits above the limit are reserved in the following windows, one limit's worth each.
     pub count: i64,
 }
 
@@ -38,22 +38,12 @@ impl FixedWindow {
         Self { count_denied, ..self }
     }
 
-    /// Permits in a window.
-    pub const fn limit(&self) -> u64 {
-        self.limit.get()
-    }
-
-    /// The length of a window.
-    pub const fn window(&self) -> Micros {
-        Micros::new(self.window.get())
-    }
-
     /// Whether denied requests count.
     pub const fn counts_denied(&self) -> bool {
         self.count_denied
     }
 
-    /// The window of `since` has nothing left, if it is not over.
+    /// Marks the window of `since` as used up, unless it is over.
     pub(crate) fn distrust(&self, state: &mut WindowState, now: Timestamp, since: Timestamp) {
         let advanced = self.advance(*state, now);
         if advanced.window == self.number(since) {
@@ -61,28 +51,28 @@ impl FixedWindow {
         }
     }
 
-    /// A state that was written under another limit, and all that was counted, if this one has no room for it or forgets it too soon.
+    /// Converts a state of another limit. The carried debt is the whole count if this limit cannot hold it, or forgets it too soon.
     pub(crate) fn migrate(
         &self,
         from: &Self,
         state: WindowState,
-        carried_debt: CarriedDebt,
+        debt: CarriedDebt,
         now: Timestamp,
     ) -> (WindowState, CarriedDebt) {
         let WindowState { window, count } = from.advance(state, now);
         let time = now.us().max(window * from.length());
-        let lying = carried_debt.permits_at(time);
+        let owed = debt.permits_at(time);
         let in_window = count.min(from.limit.get() as i64);
-        let used = in_window.max(lying);
-        // What lies over to the end of the next window has promises of an earlier limit in it.
+        let used = in_window.max(owed);
+        // A debt that lasts to the end of the next window includes reservations under an earlier limit.
         let next_end = (window + 2) * from.length();
-        let promised = (count - in_window).max(if carried_debt.rest == next_end { lying } else { 0 });
+        let promised = (count - in_window).max(if debt.rest == next_end { owed } else { 0 });
         let end = match (used, promised) {
             (0, _) => time,
             (_, 0) => (window + 1) * from.length(),
             (..) => next_end,
         };
-        let end = if lying > 0 { end.max(carried_debt.rest) } else { end };
+        let end = if owed > 0 { end.max(debt.rest) } else { end };
         let limit = self.limit.get() as i64;
         let count = if promised > 0 { limit + promised.min(limit) } else { used.min(limit) };
         let carried = WindowState { window: time / self.length(), count };
@@ -92,28 +82,21 @@ impl FixedWindow {
         (carried, CarriedDebt { permits: used.max(promised), rest: end })
     }
 
-    /// What lies over: whatever is counted is also counted there, and what is given back is given back there, as long as it matters.
-    pub(crate) fn carried_debt_after(
+    /// The carried debt after a change of the state. Takes and refunds count there too while the debt lasts.
+    pub(crate) fn debt_after(
         &self,
-        carried_debt: CarriedDebt,
+        debt: CarriedDebt,
         before: WindowState,
         after: WindowState,
         now: Timestamp,
     ) -> CarriedDebt {
         let taken = after.count - self.advance(before, now).count;
-        // After a clock was set back it matters for as long as the window does.
-        let until = if after.window < before.window {
-            carried_debt.rest.min((after.window + 1) * self.length())
-        } else {
-            carried_debt.rest
-        };
-        if until <= now.us().max(after.window * self.length()) {
-            return CarriedDebt::NONE;
-        }
-        CarriedDebt { permits: (carried_debt.permits + taken).max(0), rest: until }
+        // After a clock was set back, the debt lasts as long as the window.
+        let cut = (after.window < before.window).then_some((after.window + 1) * self.length());
+        debt.after_window(taken, cut, now.us().max(after.window * self.length()))
     }
 
-    /// Until the window ends that is counted in now.
+    /// Time until the current window ends.
     pub(crate) fn until_change(&self, state: &WindowState, now: Timestamp) -> Micros {
         Micros::of((self.advance(*state, now).window + 1) * self.length() - now.us())
     }
@@ -126,7 +109,7 @@ impl FixedWindow {
         (instant.as_micros() / self.window.get()) as i64
     }
 
-    /// Exhausted, and of this window, if the clock was set back by more than a window; otherwise as it was.
+    /// The state, exhausted and moved to this window if the clock was set back by more than a window.
     #[inline]
     const fn redate(&self, state: WindowState, now: Timestamp) -> WindowState {
         let current = self.number(now);
@@ -167,18 +150,20 @@ pub(super) fn check_window(rate: Rate) -> Result<(NonZeroU64, NonZeroU64), Limit
 impl Algorithm for FixedWindow {
     type State = WindowState;
 
+    fn size(&self) -> u64 {
+        self.limit.get()
+    }
+
+    fn horizon(&self) -> Micros {
+        Micros::new(self.window.get())
+    }
+
     fn fresh(&self, now: Timestamp) -> WindowState {
         WindowState { window: self.number(now), count: 0 }
     }
 
     #[inline]
-    fn decide(&self, state: &mut WindowState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.limit() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut WindowState, now: Timestamp, ask: Ask) -> Outcome {
         let limit = self.limit.get() as i64;
         let cost = ask.cost as i64;
         *state = self.redate(*state, now);
@@ -187,7 +172,7 @@ impl Algorithm for FixedWindow {
             *state = WindowState { window, count: count + cost };
             return Outcome::NOW;
         }
-        // A cost is not split over windows: what does not fit into the last promised one goes to the next.
+        // A cost is not split over windows: if it does not fit into the last reserved window, it goes to the next one.
         let position = if count % limit + cost > limit { div_ceil(count, self.limit) * limit } else { count };
         let start = (window + position / limit) * self.length();
         let outcome = admit_by(start, now, accepted_wait(ask, self.length()));
@@ -214,7 +199,7 @@ impl Algorithm for FixedWindow {
         let limit = self.limit.get() as i64;
         let last = (count - 1) / limit;
         if self.number(at) == window + last {
-            let count = (count - cost.min(self.limit()) as i64).max(last * limit);
+            let count = (count - cost.min(self.size()) as i64).max(last * limit);
             *state = WindowState { window, count };
         }
     }
@@ -224,9 +209,7 @@ impl Algorithm for FixedWindow {
             return;
         }
         let WindowState { window, count } = self.advance(*state, now);
-        let most = 2 * self.limit.get() as i64;
-        *state =
-            WindowState { window, count: count.max((count + cost.min(2 * self.limit()) as i64).min(most)) };
+        *state = WindowState { window, count: charged(count, cost, self.limit) };
     }
 
     fn full_at(&self, state: &WindowState) -> Timestamp {

@@ -1,6 +1,6 @@
 //! `TOKEN_BUCKET` with interval refill: all permits of a period come back at once, at its end.
 //!
-//! A full bucket has no phase: its clock starts at the first take.
+//! A full bucket has no running period. The first take starts one.
 
 use core::num::NonZeroU64;
 
@@ -18,11 +18,11 @@ pub struct IntervalBucket {
     capacity: NonZeroU64,
     refill: NonZeroU64,
     period: NonZeroU64,
-    /// From empty to full.
+    /// Microseconds from empty to full.
     horizon: i64,
 }
 
-/// Tokens and the period they belong to.
+/// The tokens of a bucket and the period they belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IntervalState {
     /// Whole permits. Negative while reservations or debts are due.
@@ -52,16 +52,6 @@ impl IntervalBucket {
         })
     }
 
-    /// The most permits that can be taken at once.
-    pub const fn capacity(&self) -> u64 {
-        self.capacity.get()
-    }
-
-    /// From empty to full.
-    pub const fn time_to_full(&self) -> Micros {
-        Micros::of(self.horizon)
-    }
-
     /// Permits that come back at the end of each period.
     pub const fn refill(&self) -> u64 {
         self.refill.get()
@@ -72,7 +62,7 @@ impl IntervalBucket {
         self.period.get()
     }
 
-    /// Empty at `since`, if its period did not begin later. In the period that begins there it stays empty.
+    /// Empties the bucket at `since`, unless its period began later. It stays empty for one period from there.
     pub(crate) fn distrust(&self, state: &mut IntervalState, since: Timestamp) {
         if state.last <= since.us() {
             let (advanced, _) = self.advance(*state, since);
@@ -80,49 +70,39 @@ impl IntervalBucket {
         }
     }
 
-    /// What was taken of a bucket, as it is at `now`.
-    pub(crate) fn consumed(
-        &self,
-        state: IntervalState,
-        carried_debt: CarriedDebt,
-        now: Timestamp,
-    ) -> Consumed {
+    /// The permits consumed from the bucket by `now`.
+    pub(crate) fn consumed(&self, state: IntervalState, debt: CarriedDebt, now: Timestamp) -> Consumed {
         let (advanced, time) = self.advance(state, now);
-        let carried_debt = self.carried_debt_after(carried_debt, state, advanced.last);
-        let debt = (-advanced.tokens).max(0);
-        Consumed::new(self.full() - advanced.tokens, carried_debt, 1, debt, time, Some(advanced.last))
+        let debt = self.debt_after(debt, state, advanced.last);
+        let owed = (-advanced.tokens).max(0);
+        Consumed::new(self.full() - advanced.tokens, debt, 1, owed, time, Some(advanced.last))
     }
 
-    /// A bucket of which so much was taken before, and what it has no room for, as for the evenly refilled one. A period that runs
-    /// goes on, so that no time is lost, but does not end before the next microsecond.
+    /// Rebuilds the state under this limit; the excess becomes carried debt. A running period goes on, so that no time is lost, but
+    /// does not end before the next microsecond.
     pub(crate) fn resume(&self, consumed: &Consumed) -> (IntervalState, CarriedDebt) {
         let (permits, _) = consumed.in_units(1);
-        let room = self.full() + consumed.debt.min(self.full());
+        let room = self.full() + consumed.owed.min(self.full());
         let earliest = consumed.at - self.period.get() as i64 + 1;
         let last = consumed.last.map_or(consumed.at, |last| last.max(earliest));
-        let carried_debt = CarriedDebt { permits: (permits - room).max(0), rest: 0 };
-        (IntervalState { tokens: self.full() - permits.min(room), last }, carried_debt)
+        let debt = CarriedDebt { permits: (permits - room).max(0), rest: 0 };
+        (IntervalState { tokens: self.full() - permits.min(room), last }, debt)
     }
 
-    /// What lies over once a period begins at `last`: permits that came back beyond the brim pay for it.
-    pub(crate) fn carried_debt_after(
-        &self,
-        carried_debt: CarriedDebt,
-        before: IntervalState,
-        last: i64,
-    ) -> CarriedDebt {
+    /// The carried debt when a period begins at `last`. Permits that came back to a full bucket pay for it.
+    pub(crate) fn debt_after(&self, debt: CarriedDebt, before: IntervalState, last: i64) -> CarriedDebt {
         let periods = (last - before.last).max(0) / self.period.get() as i64;
         let came = periods.min(FLOW_MAX / self.refill.get() as i64) * self.refill.get() as i64;
-        carried_debt.less((came - (self.full() - before.tokens)).max(0), 1)
+        debt.less((came - (self.full() - before.tokens)).max(0), 1)
     }
 
-    /// How long a full bucket takes to pay for what lies over: 35 years at most, then it is forgotten.
-    pub(crate) fn time_to_pay(&self, carried_debt: CarriedDebt) -> Micros {
-        let us = u128::from(self.periods_for(carried_debt.permits) as u64) * u128::from(self.period.get());
-        Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
+    /// How long a full bucket takes to pay a carried debt: 35 years at most, then the debt is forgotten.
+    pub(crate) fn time_to_pay(&self, debt: CarriedDebt) -> Micros {
+        let periods = self.periods_for(debt.permits) as u64;
+        Micros::new(periods.saturating_mul(self.period.get()).min(HORIZON_MAX_US))
     }
 
-    /// Until the running period ends.
+    /// Time until the running period ends.
     pub(crate) const fn until_change(&self, state: &IntervalState, now: Timestamp) -> Micros {
         let (state, _) = self.advance(*state, now);
         Micros::of(self.after_periods(state.last, 1) - now.us())
@@ -137,7 +117,7 @@ impl IntervalBucket {
         div_ceil(tokens, self.refill)
     }
 
-    /// Empty, and dated now, if the clock was set back by more than a horizon; otherwise as it was.
+    /// The state, emptied and dated now if the clock was set back by more than a horizon.
     const fn redate(&self, state: IntervalState, now: Timestamp) -> IntervalState {
         if state.last - now.us() <= self.horizon {
             return state;
@@ -145,7 +125,7 @@ impl IntervalBucket {
         IntervalState { tokens: if state.tokens < 0 { state.tokens } else { 0 }, last: now.us() }
     }
 
-    /// The state as it is at `now`, and the instant that counts as now.
+    /// The state at `now`, and the instant that counts as now.
     pub(crate) const fn advance(&self, state: IntervalState, now: Timestamp) -> (IntervalState, i64) {
         let IntervalState { tokens, last } = self.redate(state, now);
         let time = if last > now.us() { last } else { now.us() };
@@ -154,7 +134,7 @@ impl IntervalBucket {
             return (IntervalState { tokens: self.full(), last: time }, time);
         }
         let refilled = tokens + periods * self.refill.get() as i64;
-        (IntervalState { tokens: refilled, last: last + periods * self.period.get() as i64 }, time)
+        (IntervalState { tokens: refilled, last: self.after_periods(last, periods) }, time)
     }
 
     const fn after_periods(&self, last: i64, periods: i64) -> i64 {
@@ -165,17 +145,19 @@ impl IntervalBucket {
 impl Algorithm for IntervalBucket {
     type State = IntervalState;
 
+    fn size(&self) -> u64 {
+        self.capacity.get()
+    }
+
+    fn horizon(&self) -> Micros {
+        Micros::of(self.horizon)
+    }
+
     fn fresh(&self, now: Timestamp) -> IntervalState {
         IntervalState { tokens: self.full(), last: now.us() }
     }
 
-    fn decide(&self, state: &mut IntervalState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.capacity() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut IntervalState, now: Timestamp, ask: Ask) -> Outcome {
         let cost = ask.cost as i64;
         *state = self.redate(*state, now);
         let (IntervalState { tokens, last }, _) = self.advance(*state, now);
@@ -194,17 +176,14 @@ impl Algorithm for IntervalBucket {
 
     fn status(&self, state: &IntervalState, now: Timestamp) -> Status {
         let (state, _) = self.advance(*state, now);
-        let reset = if state.tokens == self.full() {
-            0
-        } else {
-            self.after_periods(state.last, self.periods_for(self.full() - state.tokens)) - now.us()
-        };
-        Status { remaining: state.tokens.max(0) as u64, reset: Micros::of(reset) }
+        let is_full = state.tokens == self.full();
+        let reset = if is_full { Micros::ZERO } else { self.full_at(&state).since(now) };
+        Status { remaining: state.tokens.max(0) as u64, reset }
     }
 
     fn refund(&self, state: &mut IntervalState, now: Timestamp, cost: u64, at: Timestamp) {
         let (IntervalState { tokens, last }, time) = self.advance(*state, now);
-        let cost = cost.min(self.capacity()) as i64;
+        let cost = cost.min(self.size()) as i64;
         let start = at.us();
         let credit = if start > time {
             let newest = tokens < 0 && start == self.after_periods(last, self.periods_for(-tokens));
@@ -226,7 +205,7 @@ impl Algorithm for IntervalBucket {
             return;
         }
         let (IntervalState { tokens, last }, _) = self.advance(*state, now);
-        let cost = cost.min(2 * self.capacity()) as i64;
+        let cost = cost.min(2 * self.size()) as i64;
         *state = IntervalState { tokens: (tokens - cost).max(tokens.min(-self.full())), last };
     }
 

@@ -1,7 +1,7 @@
-//! `LEAKY_BUCKET`: water poured in by requests drains evenly; what would overflow is refused.
+//! `LEAKY_BUCKET`: each request pours in water, which drains evenly. A request that would overflow the bucket is denied.
 //!
-//! The water is the missing level of a token bucket, so the state is that bucket's, and the meter is that bucket.
-//! The queue differs: every admitted request carries the delay until all that is ahead of it has flowed out.
+//! The water is the missing level of a token bucket, so the state is the state of a token bucket, and a meter is a token bucket.
+//! In a queue, an admitted request is delayed until all water ahead of it has drained.
 
 use super::{Algorithm, BucketState, TokenBucket, accepted_wait};
 use crate::decision::{Ask, Outcome, Status};
@@ -31,22 +31,12 @@ impl LeakyBucket {
         Ok(Self { room: TokenBucket::new(size, outflow)?, mode })
     }
 
-    /// The most permits that can be in the bucket.
-    pub const fn size(&self) -> u64 {
-        self.room.capacity()
-    }
-
     /// Whether admitted requests are spaced.
     pub const fn mode(&self) -> LeakyMode {
         self.mode
     }
 
-    /// From full of water to empty.
-    pub const fn time_to_empty(&self) -> Micros {
-        self.room.time_to_full()
-    }
-
-    /// The bucket of free room: what is missing in it is the water.
+    /// The token bucket of free room. The water is its missing level.
     pub const fn room(&self) -> &TokenBucket {
         &self.room
     }
@@ -57,12 +47,6 @@ impl LeakyBucket {
     }
 
     fn enqueue(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.size() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
         *state = self.room.redate(*state, now);
         let BucketState { level, at } = self.room.advance(*state, now);
         let cost = self.room.units(ask.cost);
@@ -71,14 +55,14 @@ impl LeakyBucket {
         };
         let turn = until_flowed(self.room.full() - level);
         let wait = match ask.wait {
-            Some(_) => accepted_wait(ask, self.time_to_empty().us()),
+            Some(_) => accepted_wait(ask, self.room.horizon().us()),
             None => i64::MAX,
         };
         if cost <= level && turn <= wait {
             *state = BucketState { level: level - cost, at };
             return Outcome::Admitted { delay: Micros::of(turn) };
         }
-        // A full queue is not waited for: the caller comes back when there is room and the turn is near enough.
+        // No caller waits for a full queue. It retries when there is room and its turn is near enough.
         let room = until_flowed(cost - level);
         Outcome::Denied { retry: Micros::of(room.max(turn.saturating_sub(wait))) }
     }
@@ -88,7 +72,7 @@ impl LeakyBucket {
         let cost = self.room.units(cost.min(self.size()));
         let ahead = self.room.full() - advanced.level - cost;
         let start = self.room.ticks(at);
-        // Only the newest, and only if it has not started: nobody behind it moves up unseen.
+        // Only the newest request can leave, and only before it starts: requests behind it would move up unnoticed.
         if cost > 0 && ahead >= 0 && start > advanced.at && start == advanced.at + self.room.ticks_for(ahead)
         {
             *state = BucketState { level: advanced.level + cost, at: advanced.at };
@@ -99,15 +83,23 @@ impl LeakyBucket {
 impl Algorithm for LeakyBucket {
     type State = BucketState;
 
+    fn size(&self) -> u64 {
+        self.room.size()
+    }
+
+    fn horizon(&self) -> Micros {
+        self.room.horizon()
+    }
+
     #[inline]
     fn fresh(&self, now: Timestamp) -> BucketState {
         self.room.fresh(now)
     }
 
     #[inline]
-    fn decide(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
+    fn take(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
         match self.mode {
-            LeakyMode::Meter => self.room.decide(state, now, ask),
+            LeakyMode::Meter => self.room.take(state, now, ask),
             LeakyMode::Queue => self.enqueue(state, now, ask),
         }
     }

@@ -1,9 +1,8 @@
 //! Leases: permits of a token bucket that are granted ahead of use, and spent elsewhere without asking again.
 //!
-//! What is out counts: while a lease lives, its permits take room in the bucket. So what is left here and what may still be spent
-//! elsewhere never exceed the capacity together, at any instant, and everything that is admitted anywhere keeps the bucket's own
-//! bound. A lease lives for the length of an epoch, from its grant: whatever is out was granted in this epoch or in the one before
-//! it, and two numbers are all that must be known of all leases.
+//! While a lease lives, its permits take room in the bucket. So the permits left here and the permits on leases together never
+//! exceed the capacity, and all admissions together keep the bound of the bucket. A lease lives for the length of an epoch, from its
+//! grant. Every live lease was granted in this epoch or in the one before it, so two counts describe all leases.
 
 use super::{Algorithm, BucketState, TokenBucket, accepted_wait, admit_by};
 use crate::decision::{Ask, Outcome, Status};
@@ -11,18 +10,18 @@ use crate::lease::Grant;
 use crate::migrate::CarriedDebt;
 use crate::time::{Micros, Timestamp};
 
-/// A token bucket some of whose permits are out.
+/// A token bucket with permits out on leases.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LeaseBucket(pub TokenBucket);
 
-/// What one key remembers.
+/// The state of one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseState {
-    /// The bucket's own: what is left here.
+    /// The bucket itself, with the permits left here.
     pub bucket: BucketState,
     /// How long a lease lives, and an epoch lasts, in ticks; at least one.
     pub life: i64,
-    /// The number, since the beginning of time, of the epoch that `out` was granted in.
+    /// The number of the epoch that `out` was granted in, counted from the beginning of time.
     pub epoch: i64,
     /// Permits granted in that epoch and not given back.
     pub out: u64,
@@ -31,8 +30,8 @@ pub struct LeaseState {
 }
 
 impl LeaseState {
-    /// A state with leases that were granted in the epoch that began at `since`, and in the one before. Where another limit has
-    /// cut time otherwise, they count for longer, never for shorter.
+    /// A state with leases granted in the epoch that began at `since`, and in the one before. If another limit had epochs of another
+    /// length, the leases count for longer, never for shorter.
     pub fn new(
         bucket: &TokenBucket,
         state: BucketState,
@@ -46,7 +45,7 @@ impl LeaseState {
         Self { bucket: state, life, epoch, out, out_before }
     }
 
-    /// Whether nobody holds a lease.
+    /// Whether no lease is out.
     const fn is_home(&self) -> bool {
         self.out() == 0
     }
@@ -68,8 +67,8 @@ impl LeaseBucket {
         Timestamp::at(self.0.us(state.epoch * state.life))
     }
 
-    /// Lends as many of the `wanted` permits as are left, but no more than one part of that in `parts`: others come too. They may be
-    /// spent for `life`, rounded down to the bucket's ticks, or for as long as those that are out already.
+    /// Lends as many of the `wanted` permits as are left, but at most one of `parts` parts of them, so that other nodes get some. They
+    /// may be spent for `life`, rounded down to the bucket's ticks, or for as long as the leases that are out already.
     pub fn lend(
         &self,
         state: &mut LeaseState,
@@ -81,14 +80,14 @@ impl LeaseBucket {
         let mut next = self.advance(*state, now);
         let life = (life.get() / self.0.tick()).clamp(1, i64::MAX as u64) as i64;
         if next.is_home() || life > next.life {
-            // Those that are out live less long: as if they were granted now, they count for long enough.
+            // The leases that are out have a shorter life. Counted as granted now, they count for long enough.
             (next.out, next.out_before) = (next.out + next.out_before, 0);
             (next.life, next.epoch) = (life, self.0.ticks(now) / life);
         }
         let permits = wanted.min(self.left(&next).div_ceil(parts.max(1)));
         next.bucket.level -= self.0.units(permits);
         next.out += permits;
-        // As with every denial: only that a clock was set back is kept.
+        // As with every denial, the state changes only if the clock was set back.
         if permits > 0 {
             *state = next;
         } else if wanted > 0 {
@@ -97,8 +96,7 @@ impl LeaseBucket {
         Grant { permits, at: self.since(&next), life: self.life(&next) }
     }
 
-    /// Takes back permits of a grant that were not spent, whose lease has not ended yet. From one that may have ended meanwhile,
-    /// nothing comes back.
+    /// Takes back unspent permits of a lease that has not ended. Of a lease that may have ended, nothing comes back.
     pub fn take_back(&self, state: &mut LeaseState, now: Timestamp, permits: u64, at: Timestamp) {
         let mut advanced = self.advance(*state, now);
         let epoch = self.0.ticks(at) / advanced.life;
@@ -106,14 +104,14 @@ impl LeaseBucket {
         if epoch < advanced.epoch - 1 || permits == 0 {
             return;
         }
-        // From the earlier ones first, whichever it was: then the others are counted for too long, never for too short. After a
-        // clock was set back, an epoch's number does not tell.
+        // The earlier epoch gives first, whichever epoch granted them: then leases count for too long, never for too short. After a
+        // clock was set back, the number of an epoch does not tell which one it was.
         let early = permits.min(advanced.out_before);
         advanced.out_before -= early;
         advanced.out -= permits - early;
-        // While somebody waits for a start that was promised, only room comes back: more would flow until then than was foreseen.
-        // Under a limit that was made smaller meanwhile, no more than there is room for.
-        let room = self.0.units(permits.min(self.0.capacity()));
+        // While a reservation is waiting, only room comes back: more permits would change its start. After the limit was lowered, no
+        // more comes back than there is room for.
+        let room = self.0.units(permits.min(self.0.size()));
         let level = advanced.bucket.level.saturating_add(room).min(self.cap(&advanced));
         if advanced.bucket.level >= 0 && level > advanced.bucket.level {
             advanced.bucket.level = level;
@@ -121,50 +119,49 @@ impl LeaseBucket {
         *state = advanced;
     }
 
-    /// Whole permits left in a state that is settled.
+    /// Whole permits left in an advanced state.
     fn left(&self, state: &LeaseState) -> u64 {
         if state.bucket.level <= 0 { 0 } else { state.bucket.level as u64 / self.0.unit() }
     }
 
-    /// How full the bucket may be with so much out. Under a limit that was made smaller meanwhile, more may be out than it holds.
+    /// How full the bucket may be with these leases out. After the limit was lowered, more may be out than it holds.
     fn cap(&self, state: &LeaseState) -> i64 {
-        self.0.full() - self.0.units(state.out().min(self.0.capacity()))
+        self.0.full() - self.0.units(state.out().min(self.0.size()))
     }
 
-    /// A state that was written under another limit. What is out stays out, and is not consumed a second time.
+    /// Converts a state of another limit. Leases stay out, and are not consumed a second time.
     pub(crate) fn migrate(
         &self,
         from: &Self,
         state: LeaseState,
-        carried_debt: CarriedDebt,
+        debt: CarriedDebt,
         now: Timestamp,
     ) -> (LeaseState, CarriedDebt) {
         let advanced = from.advance(state, now);
-        let carried_debt = from.carried_debt_after(carried_debt, state, &advanced);
-        let consumed = from.0.consumed_below(from.cap(&advanced), advanced.bucket, carried_debt);
-        let (bucket, carried_debt) = self.0.resume(&consumed, advanced.out());
+        let debt = from.debt_after(debt, state, &advanced);
+        let consumed = from.0.consumed_below(from.cap(&advanced), advanced.bucket, debt);
+        let (bucket, debt) = self.0.resume(&consumed, advanced.out());
         let out = [advanced.out, advanced.out_before];
-        (LeaseState::new(&self.0, bucket, from.life(&advanced), from.since(&advanced), out), carried_debt)
+        (LeaseState::new(&self.0, bucket, from.life(&advanced), from.since(&advanced), out), debt)
     }
 
-    /// What lies over in a state once it is settled. While permits are out, nothing is paid. What was out beyond what the bucket can
-    /// hold has taken no room there, so when its time is over it has nothing to fall back on, and lies over.
-    pub(crate) fn carried_debt_after(
+    /// The carried debt of an advanced state. While permits are out, nothing is paid. Permits that were out beyond the capacity took no
+    /// room in the bucket, so they become carried debt when their lease ends.
+    pub(crate) fn debt_after(
         &self,
-        carried_debt: CarriedDebt,
+        debt: CarriedDebt,
         before: LeaseState,
         advanced: &LeaseState,
     ) -> CarriedDebt {
         if before.is_home() {
-            return self.0.carried_debt_after(carried_debt, before.bucket, advanced.bucket.at);
+            return self.0.debt_after(debt, before.bucket, advanced.bucket.at);
         }
-        let within = |state: &LeaseState| state.out().min(self.0.capacity());
+        let within = |state: &LeaseState| state.out().min(self.0.size());
         let (ended, freed) = (before.out() - advanced.out(), within(&before) - within(advanced));
-        CarriedDebt { permits: carried_debt.permits + (ended - freed) as i64, ..carried_debt }
+        CarriedDebt { permits: debt.permits + (ended - freed) as i64, ..debt }
     }
 
-    /// As good as the clock's time allows: a clock that was set back leaves an exhausted bucket behind, and everything that is out
-    /// counts as granted now.
+    /// The state after a check of the clock. If it was set back, the bucket is exhausted, and all leases count as granted now.
     fn redate(&self, state: LeaseState, now: Timestamp) -> LeaseState {
         let state = LeaseState { bucket: self.0.redate(state.bucket, now), ..state };
         let epoch = self.0.ticks(now) / state.life;
@@ -174,7 +171,7 @@ impl LeaseBucket {
         LeaseState { epoch, out: state.out + state.out_before, out_before: 0, ..state }
     }
 
-    /// The state as it is at `now`.
+    /// The state at `now`.
     pub(crate) fn advance(&self, state: LeaseState, now: Timestamp) -> LeaseState {
         let mut state = self.redate(state, now);
         let tick = self.0.ticks(now);
@@ -187,7 +184,7 @@ impl LeaseBucket {
         state
     }
 
-    /// To the end of the epoch. Only there is its oldest lease surely over: what flows until then finds the room taken.
+    /// Advances to the end of the epoch. Only then has its oldest lease surely ended, so until then leases take room.
     fn next_epoch(&self, state: &mut LeaseState) {
         let end = (state.epoch + 1) * state.life;
         self.refill(state, end);
@@ -206,7 +203,7 @@ impl LeaseBucket {
         state.bucket.at = tick;
     }
 
-    /// The state at the first tick at which `cost` units are left, if nobody asks meanwhile and nothing is given back.
+    /// The state at the first tick at which `cost` units are left, if no other request comes and nothing is given back.
     fn when_left(&self, advanced: &LeaseState, cost: i64) -> LeaseState {
         let mut state = *advanced;
         loop {
@@ -223,18 +220,20 @@ impl LeaseBucket {
 impl Algorithm for LeaseBucket {
     type State = LeaseState;
 
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn horizon(&self) -> Micros {
+        self.0.horizon()
+    }
+
     fn fresh(&self, now: Timestamp) -> LeaseState {
         let bucket = self.0.fresh(now);
         LeaseState { bucket, life: 1, epoch: bucket.at, out: 0, out_before: 0 }
     }
 
-    fn decide(&self, state: &mut LeaseState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.0.capacity() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut LeaseState, now: Timestamp, ask: Ask) -> Outcome {
         *state = self.redate(*state, now);
         let advanced = self.advance(*state, now);
         let cost = self.0.units(ask.cost);
@@ -244,13 +243,13 @@ impl Algorithm for LeaseBucket {
             return Outcome::NOW;
         }
         let start = self.when_left(&advanced, cost).bucket;
-        let wait = accepted_wait(ask, self.0.time_to_full().us());
+        let wait = accepted_wait(ask, self.0.horizon().us());
         if wait == 0 {
             return Outcome::Denied { retry: Micros::of(self.0.us(start.at) - now.us()) };
         }
         let outcome = admit_by(self.0.us(start.at), now, wait);
         if outcome.is_admitted() {
-            // The debit falls due at the start of the request: what flows until then finds as much room as without it.
+            // The debit is due at the start of the request. Until then the bucket refills as without it.
             let flows = (start.at - advanced.bucket.at).saturating_mul(self.0.flow() as i64);
             *state = advanced;
             state.bucket.level = start.level - cost - flows;
@@ -282,7 +281,7 @@ impl Algorithm for LeaseBucket {
         }
     }
 
-    /// Full, and nothing out.
+    /// When the bucket is full and no lease is out.
     fn full_at(&self, state: &LeaseState) -> Timestamp {
         self.0.full_at(&self.when_left(state, self.0.full()).bucket)
     }

@@ -1,5 +1,5 @@
-//! `SLIDING_WINDOW_COUNTER`: counts of sub-buckets instead of a log. The oldest one, which the window leaves, is
-//! weighted by the share that is still inside, or counted in full (`strict`), which never passes more than the limit.
+//! `SLIDING_WINDOW_COUNTER`: counts of sub-buckets instead of a log. The oldest sub-bucket is weighted by the share that is
+//! still inside the window, or counted in full (`strict`), which never admits more than the limit.
 
 use alloc::vec::Vec;
 use core::num::{NonZeroU32, NonZeroU64};
@@ -14,11 +14,11 @@ use crate::migrate::CarriedDebt;
 use crate::rate::{Rate, TICKS_US, UNITS_MAX};
 use crate::time::{Micros, Timestamp};
 
-/// Sub-buckets of a window. Sixty is a minute in seconds; more buys no accuracy worth its memory. A script reads all of them: with 1,000
-/// one call would hold the server up for 2 ms.
+/// Sub-buckets of a window. Sixty cut a minute into seconds; many more cost memory for little accuracy. A script reads all of them:
+/// with 1,000 of them, one call would block the server for 2 ms.
 pub const SUB_BUCKETS_MAX: u32 = 250;
 
-/// At most `limit` permits, by estimate (or, `strict`, in truth), in any trailing window.
+/// At most `limit` permits in any trailing window: by estimate, or exactly if `strict`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlidingCounter {
     limit: NonZeroU64,
@@ -26,7 +26,7 @@ pub struct SlidingCounter {
     sub_buckets: NonZeroU32,
     strict: bool,
     count_denied: bool,
-    /// The step in which the weight of the oldest sub-bucket falls, so that its products stay exact.
+    /// The step in which the weight of the oldest sub-bucket falls, so that products stay exact.
     tick: NonZeroU64,
 }
 
@@ -35,13 +35,13 @@ pub struct SlidingCounter {
 pub struct CounterState {
     /// The latest time that this counter has seen.
     pub seen: i64,
-    /// The latest start that it has promised.
+    /// The latest start of a reservation.
     pub tail: i64,
     /// The number, since the epoch, of the sub-bucket that `counts` begins with.
     pub first: i64,
-    /// Permits by sub-bucket. Three hold a window without sub-buckets: the one before, this one, the reserved one.
+    /// Permits by sub-bucket. Three hold a window without sub-buckets: the last one, this one, the reserved one.
     pub counts: SmallVec<[i64; 3]>,
-    /// Reservations that have not started, the latest last. That one starts at `tail`; where it does not, `tail` is all that is known.
+    /// Reservations that have not started, the latest last. If the latest does not start at `tail`, only `tail` is known.
     pub waiting: Vec<Waiting>,
 }
 
@@ -50,14 +50,14 @@ pub struct CounterState {
 pub struct Waiting {
     /// In microseconds since the epoch.
     pub start: i64,
-    /// Permits that were not given back.
+    /// Permits that have not been given back.
     pub permits: i64,
 }
 
-/// Starts of which a counter keeps account. When callers give up one after another, so many of them leave no trace; before those,
-/// the earlier ones share an entry, at the later start.
+/// Starts that a counter keeps. If callers cancel in turn, this many cancellations leave no trace. Earlier starts share an entry at the
+/// later start.
 const WAITING_MAX: usize = 8;
-/// Of a start of which nothing else is known: more permits than can be given back.
+/// Permits of a start that nothing else is known of: more than can be given back.
 const UNKNOWN: i64 = 1 << 52;
 
 impl CounterState {
@@ -75,7 +75,7 @@ impl CounterState {
         self.counts.iter().sum()
     }
 
-    /// Forgets the sub-buckets before `oldest` and the empty ones after the last in use.
+    /// Drops the sub-buckets before `oldest`, and empty ones at the end.
     fn trim(&mut self, oldest: i64) {
         let gone = usize::try_from(oldest - self.first).unwrap_or(0).min(self.counts.len());
         self.counts.drain(..gone);
@@ -94,7 +94,7 @@ impl CounterState {
         self.counts[at] += permits;
     }
 
-    /// Notes a start that was promised at `time`.
+    /// Records a start that was reserved at `time`.
     fn promise(&mut self, time: i64, start: i64, permits: i64) {
         let is_known = self.waiting.last().is_some_and(|latest| latest.start == self.tail);
         match self.tail > time {
@@ -116,7 +116,7 @@ impl CounterState {
         }
     }
 
-    /// Takes back what was promised for a start: nobody waits behind it any longer. Sub-buckets are `length` long.
+    /// Cancels permits of a start, so that later requests no longer wait behind it. Sub-buckets are `length` long.
     fn cancel(&mut self, time: i64, start: i64, permits: i64, length: i64) {
         let is_known = self.waiting.last().is_some_and(|latest| latest.start == self.tail);
         let place = self.waiting.iter().position(|it| it.start == start);
@@ -126,7 +126,7 @@ impl CounterState {
                 self.waiting.remove(place);
             }
             let tail = self.waiting.last().map_or(time, |latest| latest.start);
-            // Charges behind it stay where they are, and later requests stay behind them.
+            // Charges behind it stay, and later requests stay behind them.
             let newest = self.first + self.counts.len() as i64 - 1;
             if newest * length <= tail {
                 self.tail = tail;
@@ -152,20 +152,14 @@ impl SlidingCounter {
             return Err(uneven);
         }
         let length = window.get() / u64::from(sub_buckets.get());
+        let mut ticks = TICKS_US.into_iter().filter(|tick| length.is_multiple_of(*tick));
         let fits =
             |tick: &u64| limit.get().checked_mul(length / tick).is_some_and(|units| units <= UNITS_MAX);
-        let tick = if strict {
-            NonZeroU64::MIN
-        } else {
-            let coarsest =
-                TICKS_US.into_iter().filter(|tick| length.is_multiple_of(*tick)).max().unwrap_or(1);
-            TICKS_US
-                .into_iter()
-                .filter(|tick| length.is_multiple_of(*tick))
-                .find(fits)
-                .and_then(NonZeroU64::new)
-                .ok_or(LimitError::TooLarge { max: UNITS_MAX / (length / coarsest) })?
-        };
+        let tick = if strict { Some(1) } else { ticks.clone().find(fits) };
+        let tick = tick.and_then(NonZeroU64::new).ok_or_else(|| {
+            let coarsest = ticks.next_back().unwrap_or(1);
+            LimitError::TooLarge { max: UNITS_MAX / (length / coarsest) }
+        })?;
         Ok(Self { limit, window, sub_buckets, strict, count_denied: false, tick })
     }
 
@@ -174,17 +168,7 @@ impl SlidingCounter {
         Self { count_denied, ..self }
     }
 
-    /// Permits in a window.
-    pub const fn limit(&self) -> u64 {
-        self.limit.get()
-    }
-
-    /// The length of the trailing window.
-    pub const fn window(&self) -> Micros {
-        Micros::new(self.window.get())
-    }
-
-    /// Into how many sub-buckets the window is cut.
+    /// The number of sub-buckets that the window is cut into.
     pub const fn sub_buckets(&self) -> u32 {
         self.sub_buckets.get()
     }
@@ -199,12 +183,12 @@ impl SlidingCounter {
         self.count_denied
     }
 
-    /// Microseconds in the step in which weights fall.
+    /// The step in which weights fall, in microseconds.
     pub const fn tick(&self) -> u64 {
         self.tick.get()
     }
 
-    /// The sub-bucket of `since` counts as much as the limit, for as long as it counts.
+    /// Fills the sub-bucket of `since` up to the limit.
     pub(crate) fn distrust(&self, state: &mut CounterState, now: Timestamp, since: Timestamp) {
         let index = since.us() / self.length();
         let (mut advanced, _) = self.advance(state, now);
@@ -215,28 +199,26 @@ impl SlidingCounter {
         }
     }
 
-    /// Whether it has the same sub-buckets: then counts are history and stay as they are, however many they are.
+    /// Whether it has the same sub-buckets: then counts stay as they are, however large they are.
     pub(crate) fn cuts_like(&self, other: &Self) -> bool {
         (self.window, self.sub_buckets) == (other.window, other.sub_buckets)
     }
 
-    /// A state that was written under another limit. Counts of the same sub-buckets stay, and what lies over comes on top. Cut
-    /// otherwise, all that is counted counts as taken last, at most as much as the limit; the rest lies over, for as long as the former
-    /// limit would have remembered it.
+    /// Converts a state of another limit. Counts of the same sub-buckets stay, and the carried debt is added. With other sub-buckets, all
+    /// permits count as taken last, up to the limit; the excess becomes carried debt, for as long as the former limit would count it.
     pub(crate) fn migrate(
         &self,
         from: &Self,
         state: &CounterState,
-        carried_debt: CarriedDebt,
+        debt: CarriedDebt,
         now: Timestamp,
     ) -> (CounterState, CarriedDebt) {
         let (advanced, time) = from.advance(state, now);
-        let (counted, lying) = (advanced.total(), carried_debt.permits_at(time));
-        let (used, limit) = (counted.max(lying), self.limit.get() as i64);
-        // Nobody starts before what was promised, but nobody waits longer for it than this limit lets wait.
-        let tail =
-            if counted > 0 { advanced.tail.clamp(time, time + self.window.get() as i64) } else { time };
-        let end = from.full_at(&advanced).us().max(if lying > 0 { carried_debt.rest } else { 0 });
+        let (counted, owed) = (advanced.total(), debt.permits_at(time));
+        let (used, limit) = (counted.max(owed), self.limit.get() as i64);
+        // No request starts before a reservation, but none waits longer than this limit allows.
+        let tail = if counted > 0 { advanced.tail.clamp(time, time + self.span()) } else { time };
+        let end = from.full_at(&advanced).us().max(if owed > 0 { debt.rest } else { 0 });
         let mut carried = match self.cuts_like(from) {
             true => CounterState { seen: time, tail, ..advanced },
             false => CounterState { tail, ..self.fresh(Timestamp::at(time)) },
@@ -251,31 +233,29 @@ impl SlidingCounter {
         (carried, CarriedDebt { permits: used, rest: end })
     }
 
-    /// What lies over: whatever is counted is also counted there, and what is given back is given back there, as long as it matters.
-    pub(crate) fn carried_debt_after(
+    /// The carried debt after a change of the state. Takes and refunds count there too while the debt lasts.
+    pub(crate) fn debt_after(
         &self,
-        carried_debt: CarriedDebt,
+        debt: CarriedDebt,
         before: &CounterState,
         after: &CounterState,
         now: Timestamp,
     ) -> CarriedDebt {
         let taken = after.total() - self.advance(before, now).0.total();
-        // After a clock was set back it matters for as long as the window does.
-        let until = if after.seen < before.seen {
-            carried_debt.rest.min(after.seen + self.window.get() as i64)
-        } else {
-            carried_debt.rest
-        };
-        if until <= now.us().max(after.seen) {
-            return CarriedDebt::NONE;
-        }
-        CarriedDebt { permits: (carried_debt.permits + taken).max(0), rest: until }
+        // After a clock was set back, the debt lasts as long as the window.
+        let cut = (after.seen < before.seen).then_some(after.seen + self.span());
+        debt.after_window(taken, cut, now.us().max(after.seen))
     }
 
-    /// Until the sub-bucket ends that is counted in now.
+    /// Time until the current sub-bucket ends.
     pub(crate) fn until_change(&self, state: &CounterState, now: Timestamp) -> Micros {
         let (_, time) = self.advance(state, now);
         Micros::of((time / self.length() + 1) * self.length() - now.us())
+    }
+
+    /// The length of the window, in microseconds.
+    const fn span(&self) -> i64 {
+        self.window.get() as i64
     }
 
     const fn buckets(&self) -> i64 {
@@ -292,10 +272,10 @@ impl SlidingCounter {
         self.length() / self.tick.get() as i64
     }
 
-    /// All counts in the current sub-bucket if the clock was set back by more than a window: at most three limits' worth, so
-    /// that a clock that is set back again and again does not pile up what was promised in between.
+    /// The state with all counts in the current sub-bucket, if the clock was set back by more than a window. It holds at most three
+    /// limits' worth, so that a clock that is set back repeatedly does not pile up reservations.
     fn redated(&self, state: &CounterState, now: Timestamp) -> Option<CounterState> {
-        if state.seen - now.us() <= self.window.get() as i64 {
+        if state.seen - now.us() <= self.span() {
             return None;
         }
         let mut redated = self.fresh(now);
@@ -320,7 +300,7 @@ impl SlidingCounter {
             return inside + oldest;
         }
         let left = self.length_ticks() - (instant % self.length()) / self.tick.get() as i64;
-        // Counted under a larger limit it may be too large for an exact product: more than the limit is all that matters then.
+        // A count under a larger limit may be too large for an exact product. Any result above the limit denies alike.
         let limit = self.limit.get() as i64;
         if oldest > limit * self.length_ticks() / left {
             return inside + limit + 1;
@@ -333,7 +313,7 @@ impl SlidingCounter {
         let length = self.length();
         let first = earliest / length;
         let mut inside = state.sum(first - self.buckets() + 1, first);
-        // By the last of these everything that counts now has left.
+        // By the last sub-bucket of these, everything that counts now has left the window.
         for index in first..=first + self.buckets() + 1 {
             let room = self.limit.get() as i64 - cost - inside;
             inside += state.count(index + 1) - state.count(index + 1 - self.buckets());
@@ -357,8 +337,8 @@ impl SlidingCounter {
     fn status_at(&self, state: &CounterState, time: i64, now: Timestamp) -> Status {
         let free = self.limit.get() as i64 - self.used(state, time);
         let remaining = if state.tail > time { 0 } else { free.max(0) };
-        let window = self.window.get() as i64;
-        let reset = if state.counts.is_empty() { 0 } else { (time / window + 1) * window - now.us() };
+        let window_end = (time / self.span() + 1) * self.span();
+        let reset = if state.counts.is_empty() { 0 } else { window_end - now.us() };
         Status { remaining: remaining as u64, reset: Micros::of(reset) }
     }
 }
@@ -366,19 +346,21 @@ impl SlidingCounter {
 impl Algorithm for SlidingCounter {
     type State = CounterState;
 
+    fn size(&self) -> u64 {
+        self.limit.get()
+    }
+
+    fn horizon(&self) -> Micros {
+        Micros::new(self.window.get())
+    }
+
     fn fresh(&self, now: Timestamp) -> CounterState {
         let first = now.us() / self.length() - self.buckets();
         CounterState { seen: now.us(), tail: now.us(), first, counts: SmallVec::new(), waiting: Vec::new() }
     }
 
     #[inline]
-    fn decide(&self, state: &mut CounterState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.limit() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut CounterState, now: Timestamp, ask: Ask) -> Outcome {
         let cost = ask.cost as i64;
         if let Some(redated) = self.redated(state, now) {
             *state = redated;
@@ -386,11 +368,8 @@ impl Algorithm for SlidingCounter {
         let (mut next, time) = self.advance(state, now);
         let earliest = time.max(next.tail);
         let start = self.start(&next, earliest, cost);
-        let outcome = if start == time {
-            Outcome::NOW
-        } else {
-            admit_by(start, now, accepted_wait(ask, self.window.get() as i64))
-        };
+        let outcome =
+            if start == time { Outcome::NOW } else { admit_by(start, now, accepted_wait(ask, self.span())) };
         let (start, charged) = match outcome {
             Outcome::Admitted { .. } => (start, cost),
             Outcome::Denied { .. } if self.count_denied => {
@@ -415,7 +394,7 @@ impl Algorithm for SlidingCounter {
         let (mut next, time) = self.advance(state, now);
         let index = at.us() / self.length();
         let counted = next.count(index);
-        let credit = counted.min(cost.min(self.limit()) as i64);
+        let credit = counted.min(cost.min(self.size()) as i64);
         if credit > 0 {
             next.add(index, -credit);
             next.trim(next.first);

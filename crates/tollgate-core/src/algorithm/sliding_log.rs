@@ -1,4 +1,4 @@
-//! `SLIDING_WINDOW`: the exact log. At most the limit in any trailing window; one entry per admission, however large.
+//! `SLIDING_WINDOW`: the exact log. At most the limit in any trailing window; one entry per admission, whatever its cost.
 
 use alloc::collections::{VecDeque, vec_deque};
 use core::num::NonZeroU64;
@@ -16,31 +16,31 @@ pub struct SlidingLog {
     limit: NonZeroU64,
     window: NonZeroU64,
     count_denied: bool,
-    /// What is kept for other limits of the key.
+    /// Entries kept for other limits of the key.
     retention: Retention,
-    /// What is kept beyond that for limits that are no longer in force, and until when.
+    /// Entries kept beyond that for limits that are no longer in force, and until when.
     lapsing: Option<(Retention, Timestamp)>,
 }
 
-/// Which entries a log keeps although they do not count any more: a longer window of the same key still finds them.
+/// Entries that a log keeps after they have stopped counting, because a longer window of the same key still counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Retention {
-    /// For how long. Nothing longer than the log's own window means that it keeps only what counts.
+    /// For how long. If that is no longer than the window of the log, it keeps only entries that count.
     pub time: Micros,
-    /// How many of the newest entries at most, beside those that count. Every entry has at least one permit, so a longer window whose
-    /// limit is no larger than this decides as if all were kept.
+    /// At most how many of the newest entries, beside the entries that count. Every entry has at least one permit, so a longer window
+    /// whose limit is no larger than this decides as if all entries were kept.
     pub entries: u64,
 }
 
 impl Retention {
-    /// What keeps enough for both.
+    /// The retention that keeps enough for both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self { time: self.time.max(other.time), entries: self.entries.max(other.entries) }
     }
 }
 
-/// The admissions that are kept, oldest first. Starts never decrease: first come, first served.
+/// The kept admissions, oldest first. Starts never decrease: first come, first served.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogState {
     entries: VecDeque<LogEntry>,
@@ -55,8 +55,8 @@ pub struct LogEntry {
     pub start: i64,
     /// Its permits.
     pub cost: i64,
-    /// How far ahead of its decision it starts: of the newest entry, `start - lead` is the latest time that this log has
-    /// seen. Negative after a later refund.
+    /// How long after its decision it starts: `start - lead` of the newest entry is the latest time that this log has seen.
+    /// Negative after a later refund.
     pub lead: i64,
 }
 
@@ -71,7 +71,7 @@ impl LogState {
         self.total as u64
     }
 
-    /// Adds an admission. Those of one start share an entry: nothing that is asked later can tell them apart.
+    /// Adds an admission. Admissions with the same start share an entry: no later question can tell them apart.
     fn push(&mut self, entry: LogEntry) {
         self.total += entry.cost;
         match self.entries.back_mut() {
@@ -79,7 +79,7 @@ impl LogState {
                 newest.cost += entry.cost;
                 newest.lead = entry.lead;
             }
-            // What is left of a refunded log only keeps the time, and the new entry keeps a later one.
+            // An entry without permits only keeps the time of a refunded log, and the new entry keeps a later time.
             Some(newest) if newest.cost == 0 => *newest = entry,
             Some(_) | None => self.entries.push_back(entry),
         }
@@ -99,7 +99,7 @@ impl LogState {
         for entry in self.entries.drain(..oldest_kept) {
             self.total -= entry.cost;
         }
-        // A burst long gone must not hold its memory for ever.
+        // An old burst must not hold its memory for ever.
         if self.entries.capacity() > 64 && self.entries.len() * 4 < self.entries.capacity() {
             self.entries.shrink_to(self.entries.len() * 2);
         }
@@ -132,8 +132,8 @@ impl LogState {
         }
     }
 
-    /// Keeps `time` as the latest that this log has seen: what was dropped at it must not be missed by a clock that steps
-    /// back. A log without permits keeps an entry for that alone, which holds nobody up.
+    /// Keeps `time` as the latest that this log has seen, so that a clock that steps back does not count without the dropped
+    /// entries. A log without permits keeps an entry for that alone, which delays no request.
     fn keep_time(&mut self, time: i64) {
         let Some(newest) = self.entries.back_mut() else { return };
         if newest.cost == 0 {
@@ -143,11 +143,11 @@ impl LogState {
     }
 }
 
-/// What a log says at an instant.
+/// A log as seen at an instant.
 struct View {
-    /// The instant that counts as now: never before what the log has seen.
+    /// The instant that counts as now: never before the latest time that the log has seen.
     time: i64,
-    /// Entries before this index are not kept any longer.
+    /// Entries before this index are dropped.
     kept: usize,
     /// Entries before this index no longer count.
     oldest: usize,
@@ -164,8 +164,8 @@ impl SlidingLog {
         Ok(Self { limit, window, count_denied: false, retention: Retention::default(), lapsing: None })
     }
 
-    /// Keeps entries although they do not count any more: for keys that may come under a longer window. Whatever is given back is taken
-    /// off the oldest entry that is kept, so it does not come free while those that no longer count can pay it.
+    /// Keeps entries that no longer count, for keys that may come under a longer window. A refund reduces the oldest kept entry, so it
+    /// frees nothing while entries that no longer count can pay it.
     pub fn retaining(self, retention: Retention) -> Self {
         Self { retention: self.beyond_window(retention), ..self }
     }
@@ -178,7 +178,7 @@ impl SlidingLog {
 
     fn beyond_window(&self, retention: Retention) -> Retention {
         let time = retention.time.min(Micros::new(HORIZON_MAX_US));
-        if time <= self.window() || retention.entries == 0 {
+        if time <= self.horizon() || retention.entries == 0 {
             Retention::default()
         } else {
             Retention { time, ..retention }
@@ -190,22 +190,12 @@ impl SlidingLog {
         Self { count_denied, ..self }
     }
 
-    /// Permits in a window.
-    pub const fn limit(&self) -> u64 {
-        self.limit.get()
-    }
-
-    /// The length of the trailing window.
-    pub const fn window(&self) -> Micros {
-        Micros::new(self.window.get())
-    }
-
-    /// What is kept for other limits of the key.
+    /// Entries kept for other limits of the key.
     pub const fn retention(&self) -> Retention {
         self.retention
     }
 
-    /// What is kept for limits that are no longer in force, and until when.
+    /// Entries kept for limits that are no longer in force, and until when.
     pub const fn lapsing(&self) -> Option<(Retention, Timestamp)> {
         self.lapsing
     }
@@ -235,7 +225,7 @@ impl SlidingLog {
         let since = |instant: i64| state.entries.partition_point(|entry| entry.start <= instant);
         let oldest = since(time - self.length());
         let retention = self.retention_at(at);
-        let kept = if retention.time <= self.window() {
+        let kept = if retention.time <= self.horizon() {
             oldest
         } else {
             let entries = usize::try_from(retention.entries).unwrap_or(usize::MAX);
@@ -244,7 +234,7 @@ impl SlidingLog {
         View { time, kept, oldest, used: state.sum_from(oldest), earliest: time.max(newest.start) }
     }
 
-    /// The log as it counts if the clock was set back by more than a window: all of it at `now`.
+    /// The log with all its permits dated `now`, if the clock was set back by more than a window.
     fn redated(&self, state: &LogState, now: Timestamp) -> Option<LogState> {
         let newest = state.entries.back()?;
         if newest.start - newest.lead - now.us() <= self.length() {
@@ -256,15 +246,23 @@ impl SlidingLog {
         Some(log)
     }
 
+    /// Re-dates the log if the clock was set back, and looks at it.
+    fn settle(&self, state: &mut LogState, now: Timestamp) -> View {
+        if let Some(redated) = self.redated(state, now) {
+            *state = redated;
+        }
+        self.view(state, now)
+    }
+
     /// The earliest start at which `cost` more permits fit.
     fn start(&self, state: &LogState, view: &View, cost: i64) -> i64 {
-        let mut carried_debt = view.used + cost - self.limit.get() as i64;
+        let mut excess = view.used + cost - self.limit.get() as i64;
         let mut start = view.earliest;
         for entry in state.entries.range(view.oldest..) {
-            if carried_debt <= 0 {
+            if excess <= 0 {
                 break;
             }
-            carried_debt -= entry.cost;
+            excess -= entry.cost;
             start = view.earliest.max(entry.start + self.length());
         }
         start
@@ -294,22 +292,21 @@ impl SlidingLog {
 impl Algorithm for SlidingLog {
     type State = LogState;
 
-    fn fresh(&self, _now: Timestamp) -> LogState {
+    fn size(&self) -> u64 {
+        self.limit.get()
+    }
+
+    fn horizon(&self) -> Micros {
+        Micros::new(self.window.get())
+    }
+
+    fn fresh(&self, _: Timestamp) -> LogState {
         LogState::default()
     }
 
-    fn decide(&self, state: &mut LogState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.limit() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut LogState, now: Timestamp, ask: Ask) -> Outcome {
         let cost = ask.cost as i64;
-        if let Some(redated) = self.redated(state, now) {
-            *state = redated;
-        }
-        let view = self.view(state, now);
+        let view = self.settle(state, now);
         let (outcome, start) = self.outcome_in(state, &view, now, ask);
         let charged = match outcome {
             Outcome::Admitted { .. } => cost,
@@ -326,9 +323,9 @@ impl Algorithm for SlidingLog {
         outcome
     }
 
-    /// Without copying the log.
+    /// Peeks without copying the log.
     fn peek(&self, state: &LogState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.limit() {
+        if ask.cost > self.size() {
             return Outcome::Impossible;
         }
         if ask.cost == 0 {
@@ -349,28 +346,22 @@ impl Algorithm for SlidingLog {
         if cost == 0 {
             return;
         }
-        let cost = cost.min(self.limit()) as i64;
-        if let Some(redated) = self.redated(state, now) {
-            *state = redated;
-        }
-        let view = self.view(state, now);
+        let cost = cost.min(self.size()) as i64;
+        let view = self.settle(state, now);
         if at.us() <= view.time - self.length() || view.used == 0 {
             return;
         }
         state.drop_expired(view.kept);
         match state.entries.back() {
             Some(newest) if newest.start == at.us() => state.reduce_newest(cost),
-            // The younger entries stay, so no more comes free than the true history would free.
+            // The younger entries stay, so a refund frees no more than the true history would.
             Some(_) | None => state.reduce_oldest(cost),
         }
         state.keep_time(view.time);
     }
 
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
-        if let Some(redated) = self.redated(state, now) {
-            *state = redated;
-        }
-        let view = self.view(state, now);
+        let view = self.settle(state, now);
         let most = 2 * self.limit.get() as i64;
         let cost = (cost.min(most as u64) as i64).min(most - view.used);
         if cost > 0 {
@@ -381,10 +372,8 @@ impl Algorithm for SlidingLog {
 
     fn full_at(&self, state: &LogState) -> Timestamp {
         let lapsing = self.lapsing.map_or(Micros::ZERO, |(retention, _)| retention.time);
-        let kept_for = self.window().max(self.retention.time).max(lapsing);
-        state
-            .entries
-            .back()
-            .map_or(Timestamp::default(), |newest| Timestamp::at(newest.start).after(kept_for))
+        let kept_for = self.horizon().max(self.retention.time).max(lapsing);
+        let newest = state.entries.back();
+        newest.map_or(Timestamp::default(), |newest| Timestamp::at(newest.start).after(kept_for))
     }
 }

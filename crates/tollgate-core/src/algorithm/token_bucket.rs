@@ -1,4 +1,4 @@
-//! `TOKEN_BUCKET`: a bucket of tokens that flow back evenly. Bursts up to its capacity, the rate in the long run.
+//! `TOKEN_BUCKET`: tokens flow back evenly. Admits bursts up to the capacity, and the rate in the long run.
 
 use core::num::NonZeroU64;
 
@@ -20,7 +20,7 @@ pub struct TokenBucket {
     fill_ticks: i64,
 }
 
-/// A level and the tick it was true at.
+/// The level of a bucket and the tick it was computed for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BucketState {
     /// In units ([`TokenBucket::unit`] to the permit). Negative while reservations or debts are due.
@@ -29,7 +29,7 @@ pub struct BucketState {
     pub at: i64,
 }
 
-/// Units that are seen to flow at once, at most: what lies over is paid in numbers that are exact in a double.
+/// The most units that flow at once. Larger numbers would not be exact in a double when they pay a carried debt.
 pub(super) const FLOW_MAX: i64 = 1 << 52;
 
 impl TokenBucket {
@@ -41,7 +41,12 @@ impl TokenBucket {
         Ok(Self { capacity, scale, full, fill_ticks: div_ceil(full, scale.flow) })
     }
 
-    /// The bucket whose tick, units in a permit, units in a tick and capacity these are.
+    /// Its tick, units in a permit, units in a tick and capacity.
+    pub fn parts(&self) -> [u64; 4] {
+        [self.tick(), self.unit(), self.flow(), self.size()]
+    }
+
+    /// Builds a bucket from its tick, units in a permit, units in a tick and capacity.
     pub(crate) fn from_parts(parts: [u64; 4]) -> Option<Self> {
         let [tick, unit, flow, capacity] = parts.map(NonZeroU64::new);
         let (scale, capacity) = (Scale { tick: tick?, unit: unit?, flow: flow? }, capacity?);
@@ -50,16 +55,6 @@ impl TokenBucket {
         let fits = scale.flow.get() <= UNITS_MAX
             && (fill_ticks as u64).checked_mul(scale.tick.get()).is_some_and(|us| us <= HORIZON_MAX_US);
         fits.then_some(Self { capacity, scale, full, fill_ticks })
-    }
-
-    /// The most permits that can be taken at once.
-    pub const fn capacity(&self) -> u64 {
-        self.capacity.get()
-    }
-
-    /// From empty to full.
-    pub const fn time_to_full(&self) -> Micros {
-        Micros::of(self.fill_ticks * self.tick() as i64)
     }
 
     /// Microseconds in a tick, the step in which this bucket sees time.
@@ -84,7 +79,7 @@ impl TokenBucket {
 
     pub(crate) const fn ticks(&self, instant: Timestamp) -> i64 {
         match self.tick() {
-            // The usual tick, without the division.
+            // The usual tick needs no division.
             1 => instant.us(),
             _ => (instant.as_micros() / self.scale.tick.get()) as i64,
         }
@@ -105,7 +100,7 @@ impl TokenBucket {
         (permits * self.unit()) as i64
     }
 
-    /// Empty, and dated now, if the clock was set back by more than a horizon; otherwise as it was.
+    /// The state, emptied and dated now if the clock was set back by more than a horizon.
     #[inline]
     pub(super) const fn redate(&self, state: BucketState, now: Timestamp) -> BucketState {
         let tick = self.ticks(now);
@@ -115,79 +110,66 @@ impl TokenBucket {
         BucketState { level: if state.level < 0 { state.level } else { 0 }, at: tick }
     }
 
-    /// The state as it is at `now`: refilled, or held if the clock stepped back.
+    /// The state at `now`: refilled, or unchanged if the clock stepped back.
     #[inline]
     pub(crate) const fn advance(&self, state: BucketState, now: Timestamp) -> BucketState {
         self.refill(self.redate(state, now), now)
     }
 
-    /// Empty at `since`, with what flows in `life` owed, if it was not written later. One that is dated `since` is distrusted again
-    /// and again, which changes nothing: that is also the date of a state that was never written.
+    /// Empties the bucket at `since`, with the flow of `life` owed, unless it was written later. Doing so again changes nothing: the state
+    /// is dated `since`, as is a state that was never written.
     pub(crate) fn distrust(&self, state: &mut BucketState, since: Timestamp, life: Micros) {
         let at = self.ticks(since);
         if state.at <= at {
-            let owed = Micros::new(life.get().min(self.time_to_full().get())).get().div_ceil(self.tick());
-            let advanced = self.advance(*state, since);
-            let level =
-                advanced.level.min(-((owed * self.flow()) as i64)).max(-self.full - self.flow() as i64);
-            *state = BucketState { level, at };
+            let owed = life.min(self.horizon()).get().div_ceil(self.tick()) * self.flow();
+            let level = self.advance(*state, since).level.min(-(owed as i64));
+            *state = BucketState { level: level.max(-self.full - self.flow() as i64), at };
         }
     }
 
-    /// What was taken of a bucket, as it is at `now`.
-    pub(crate) fn consumed(&self, state: BucketState, carried_debt: CarriedDebt, now: Timestamp) -> Consumed {
+    /// The permits consumed from the bucket by `now`.
+    pub(crate) fn consumed(&self, state: BucketState, debt: CarriedDebt, now: Timestamp) -> Consumed {
         let advanced = self.advance(state, now);
-        let carried_debt = self.carried_debt_after(carried_debt, state, advanced.at);
-        self.consumed_below(self.full, advanced, carried_debt)
+        self.consumed_below(self.full, advanced, self.debt_after(debt, state, advanced.at))
     }
 
-    /// What was taken of a bucket that is settled, and full at `cap`.
-    pub(super) fn consumed_below(
-        &self,
-        cap: i64,
-        advanced: BucketState,
-        carried_debt: CarriedDebt,
-    ) -> Consumed {
-        let debt = div_ceil((-advanced.level).max(0), self.scale.unit);
+    /// The permits consumed from an advanced bucket that is full at `cap`.
+    pub(super) fn consumed_below(&self, cap: i64, advanced: BucketState, debt: CarriedDebt) -> Consumed {
+        let owed = div_ceil((-advanced.level).max(0), self.scale.unit);
         let used = (cap - advanced.level).max(0);
-        Consumed::new(used, carried_debt, self.unit() as i64, debt, self.us(advanced.at), None)
+        Consumed::new(used, debt, self.unit() as i64, owed, self.us(advanced.at), None)
     }
 
-    /// A bucket of which so much was taken before, with `out` permits lent, and what it has no room for. It is empty at worst, but for
-    /// promises and debts of up to a bucketful: whoever waits, waits no longer than this bucket could let wait.
+    /// Rebuilds the state under this limit with `out` permits lent; the excess becomes carried debt. Reservations and debts go at most
+    /// one capacity below empty, so that no caller waits longer than this bucket allows.
     pub(crate) fn resume(&self, consumed: &Consumed, out: u64) -> (BucketState, CarriedDebt) {
         let (permits, rest) = consumed.in_units(self.unit() as i64);
-        let size = self.capacity() as i64;
-        let home = size - out.min(self.capacity()) as i64;
-        let room = home + consumed.debt.min(size);
-        let (taken, carried_debt) = match permits >= room {
+        let size = self.size() as i64;
+        let home = size - out.min(self.size()) as i64;
+        let room = home + consumed.owed.min(size);
+        let (taken, debt) = match permits >= room {
             true => (room * self.unit() as i64, CarriedDebt { permits: permits - room, rest }),
             false => (permits * self.unit() as i64 + rest, CarriedDebt::NONE),
         };
-        // Later rather than earlier, where ticks are longer: what flows in one must not flow twice. Into a full bucket nothing flows.
+        // Longer ticks round up, so that no refill counts twice. A full bucket has no refill.
         let is_full = permits == 0 && rest == 0 && out == 0;
         let at = match is_full {
             true => self.ticks(Timestamp::at(consumed.at)),
             false => div_ceil(consumed.at, self.scale.tick),
         };
-        (BucketState { level: home * self.unit() as i64 - taken, at }, carried_debt)
+        (BucketState { level: home * self.unit() as i64 - taken, at }, debt)
     }
 
-    /// What lies over once so much has flowed as from `before` to the tick `at`: what goes beyond the brim pays for it.
-    pub(crate) fn carried_debt_after(
-        &self,
-        carried_debt: CarriedDebt,
-        before: BucketState,
-        at: i64,
-    ) -> CarriedDebt {
+    /// The carried debt when the bucket has refilled from `before` to the tick `at`. The overflow pays for it.
+    pub(crate) fn debt_after(&self, debt: CarriedDebt, before: BucketState, at: i64) -> CarriedDebt {
         let ticks = (at - before.at).clamp(0, FLOW_MAX / self.flow() as i64);
         let overflow = (ticks * self.flow() as i64 - (self.full - before.level)).max(0);
-        carried_debt.less(overflow, self.unit() as i64)
+        debt.less(overflow, self.unit() as i64)
     }
 
-    /// How long a full bucket takes to pay for what lies over: 35 years at most, then it is forgotten.
-    pub(crate) fn time_to_pay(&self, carried_debt: CarriedDebt) -> Micros {
-        let units = carried_debt.permits as u128 * u128::from(self.unit()) + carried_debt.rest as u128;
+    /// How long a full bucket takes to pay a carried debt: 35 years at most, then the debt is forgotten.
+    pub(crate) fn time_to_pay(&self, debt: CarriedDebt) -> Micros {
+        let units = debt.permits as u128 * u128::from(self.unit()) + debt.rest as u128;
         let us = units.div_ceil(u128::from(self.flow())) * u128::from(self.tick());
         Micros::new(us.min(u128::from(HORIZON_MAX_US)) as u64)
     }
@@ -199,7 +181,7 @@ impl TokenBucket {
         if tick <= state.at {
             return state;
         }
-        // Saturation only says "long enough": levels are below 2^53.
+        // A saturated product means "long enough": levels are below 2^53.
         let flowed = (tick - state.at).saturating_mul(self.flow() as i64);
         let missing = self.full - state.level;
         BucketState { level: if flowed >= missing { self.full } else { state.level + flowed }, at: tick }
@@ -210,19 +192,22 @@ impl Algorithm for TokenBucket {
     type State = BucketState;
 
     #[inline]
+    fn size(&self) -> u64 {
+        self.capacity.get()
+    }
+
+    fn horizon(&self) -> Micros {
+        Micros::of(self.us(self.fill_ticks))
+    }
+
+    #[inline]
     fn fresh(&self, now: Timestamp) -> BucketState {
         BucketState { level: self.full, at: self.ticks(now) }
     }
 
-    // Always: called from few places, each of them the hot one.
+    // Always inlined: it has few callers, and each of them is hot.
     #[inline(always)]
-    fn decide(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
-        if ask.cost > self.capacity() {
-            return Outcome::Impossible;
-        }
-        if ask.cost == 0 {
-            return Outcome::NOW;
-        }
+    fn take(&self, state: &mut BucketState, now: Timestamp, ask: Ask) -> Outcome {
         if state.at - self.ticks(now) > self.fill_ticks {
             *state = self.redate(*state, now);
         }
@@ -233,13 +218,13 @@ impl Algorithm for TokenBucket {
             return Outcome::NOW;
         }
         let ticks = self.ticks_for(cost - level);
-        let wait = accepted_wait(ask, self.time_to_full().us());
+        let wait = accepted_wait(ask, self.horizon().us());
         if wait == 0 {
             return Outcome::Denied { retry: Micros::of(self.us(at + ticks) - now.us()) };
         }
         let outcome = admit_by(self.us(at + ticks), now, wait);
         if outcome.is_admitted() {
-            // The debit falls due at the start of the request, and what flows until then stops at the brim too.
+            // The debit is due at the start of the request. Until then the refill stops at the capacity.
             let brim = self.full - ticks.saturating_mul(self.flow() as i64);
             *state = BucketState { level: level.min(brim) - cost, at };
         }
@@ -250,27 +235,23 @@ impl Algorithm for TokenBucket {
     fn status(&self, state: &BucketState, now: Timestamp) -> Status {
         let state = self.advance(*state, now);
         let remaining = if state.level <= 0 { 0 } else { state.level as u64 / self.scale.unit };
-        let reset = if state.level == self.full {
-            0
-        } else {
-            self.us(state.at + self.ticks_for(self.full - state.level)) - now.us()
-        };
-        Status { remaining, reset: Micros::of(reset) }
+        let reset = if state.level == self.full { Micros::ZERO } else { self.full_at(&state).since(now) };
+        Status { remaining, reset }
     }
 
     fn refund(&self, state: &mut BucketState, now: Timestamp, cost: u64, at: Timestamp) {
         let now_state = self.advance(*state, now);
-        let cost = self.units(cost.min(self.capacity()));
+        let cost = self.units(cost.min(self.size()));
         let start = self.ticks(at);
         let credit = if start > now_state.at {
-            // Not started: only the newest reservation can leave without letting the later ones in early.
+            // Not started: only the newest reservation can leave, or later ones would start too early.
             let newest = now_state.level < 0 && start == now_state.at + self.ticks_for(-now_state.level);
             if newest { cost } else { 0 }
         } else if now_state.level < 0 {
-            // Others still wait for what would come back.
+            // Other reservations still wait for these permits.
             0
         } else {
-            // What has flowed back since the start is not owed a second time.
+            // Permits that have flowed back since the start are not given back a second time.
             cost - (now_state.at - start).saturating_mul(self.flow() as i64).min(cost)
         };
         if credit > 0 && now_state.level < self.full {
@@ -283,8 +264,8 @@ impl Algorithm for TokenBucket {
             return;
         }
         let BucketState { level, at } = self.advance(*state, now);
-        // Two bucketfuls bring any level to the floor, so a larger cost says no more.
-        let cost = self.units(cost.min(2 * self.capacity()));
+        // Twice the capacity brings any level to the floor.
+        let cost = self.units(cost.min(2 * self.size()));
         *state = BucketState { level: (level - cost).max(level.min(-self.full)), at };
     }
 

@@ -1,12 +1,12 @@
-//! How much is asked for, lately.
+//! Estimates the recent demand for permits of one key.
 
 use crate::time::{Micros, Timestamp};
 
-/// Demand is told from the last one or two of these: soon enough for a key that becomes hot, and long enough for one that is asked
-/// for a few times a second.
+/// The estimate covers the last one or two of these slots: short enough for a key that becomes hot, and long enough for a few requests a
+/// second.
 const SLOT: Micros = Micros::from_millis(250);
 
-/// Permits that were asked for in this slot of time and in the one before.
+/// Permits asked for in this slot of time and in the one before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     slot: u64,
@@ -15,14 +15,14 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Notes that permits were asked for.
+    /// Records a request for permits.
     #[inline]
     pub(super) fn note(&mut self, now: Timestamp, permits: u64) {
         self.turn(now);
         self.count = self.count.saturating_add(permits);
     }
 
-    /// How many will be asked for within `time`, if it goes on like this.
+    /// How many permits will be asked for within `time` at this rate.
     #[inline]
     pub(super) fn expected(&self, now: Timestamp, time: Micros) -> u64 {
         let mut demand = *self;
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn demand_is_that_of_the_last_moments() {
+    fn expected_demand_follows_the_last_two_slots() {
         let at = |ms: u64| Timestamp::from_micros(1_000_000_000_000 + ms * 1_000);
         let second = Micros::from_secs(1);
         let mut demand = Demand::default();

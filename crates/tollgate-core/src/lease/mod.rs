@@ -1,35 +1,35 @@
 //! Leases: permits that a node borrows from the shared state ahead of demand and spends without asking.
 //!
-//! Seen from the state, which lends ([`LeaseTerms`]), and from the node, which holds ([`LocalLease`]). The state charges what it lends
-//! at once, so nothing that a node does with its leases, or fails to do, can pass more than the limit.
+//! The state lends by [`LeaseTerms`]; a node holds its leases in a [`LocalLease`]. The state charges lent permits at once, so no node can
+//! admit more than the limit, whatever it does with its leases.
 
 mod demand;
 mod local;
 
 pub use local::{Denied, Lease, LocalLease, Move, Spent};
 
-use crate::algorithm::{Algorithm, LeakyMode, LeaseState};
+use crate::algorithm::{Algorithm, LeakyMode};
 use crate::decision::Ask;
 use crate::limit::{Limit, State};
 use crate::time::{Micros, Timestamp};
 
-/// How exact the shared state is kept, against how often it is asked.
+/// How often the shared state is asked, and how exact the limit is then.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Consistency {
     /// Every check is decided by the shared state.
     #[default]
     Strict,
-    /// Nodes borrow and decide by themselves. Never more than the limit, in any interval.
+    /// Nodes borrow permits and decide by themselves. Never more than the limit, in any interval.
     Lease,
-    /// The same, for buckets with less bookkeeping: a burst can be larger by what [`LeaseTerms::overshoot`] says, the rate never.
+    /// As `Lease`, with less bookkeeping for buckets: a burst can be larger by [`LeaseTerms::overshoot`], the rate never.
     LeaseFast,
 }
 
 impl Consistency {
-    /// All of them, as help texts list them.
+    /// All of them, in the order of help texts.
     pub const ALL: [Self; 3] = [Self::Strict, Self::Lease, Self::LeaseFast];
 
-    /// The word for it in settings.
+    /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Strict => "strict",
@@ -44,25 +44,25 @@ impl Consistency {
 pub struct Grant {
     /// How many.
     pub permits: u64,
-    /// What they are known by: whoever gives some back says so.
+    /// Identifies the grant when permits are given back.
     pub at: Timestamp,
-    /// For how long they may be spent, from when they were asked for.
+    /// For how long they may be spent, counted from the request for them.
     pub life: Micros,
 }
 
-/// Why a limit is not lent from.
+/// Why a limit lends no permits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StaysStrict {
-    /// Nobody has asked for leases.
+    /// The settings ask for no leases.
     #[error("it was not asked to lend")]
     Chosen,
-    /// Every admission has its own time in a log, and in a queue its own turn.
+    /// A log keeps the time of every admission, and a queue its turn.
     #[error("a log and a queue know the time of every request, which a lease does not")]
     Algorithm,
-    /// What a node that dies takes along would be gone until the next day, week or month.
-    #[error("what a node takes along when it dies would be gone for the rest of the period")]
+    /// Permits that a crashed node held would be lost until the next day, week or month.
+    #[error("permits that a crashed node held would be lost for the rest of the period")]
     Quota,
-    /// What a few nodes hold would be too large a part of the limit.
+    /// A few nodes would hold too large a part of the limit.
     #[error("{size} permits are too few to lend from: at least {PERMITS_MIN}")]
     TooSmall {
         /// The limit's size.
@@ -76,32 +76,33 @@ pub enum StaysStrict {
     },
 }
 
-/// A limit is lent from while it has as many permits for each other node: then those that all others hold are about a fiftieth of it.
+/// Permits that a limit needs for each other node to lend to it: then all other nodes together hold about a fiftieth of it.
 const PERMITS_PER_NODE: u64 = 100;
-/// Two other nodes may come at any time.
+/// Two other nodes may start at any time.
 const PERMITS_MIN: u64 = 2 * PERMITS_PER_NODE;
-/// A lease that is asked for again every few milliseconds saves nothing over asking for each request.
+/// Asking for a lease every few milliseconds saves nothing over asking for each request.
 const LIFE_MIN: Micros = Micros::from_millis(10);
-/// What a node that dies takes along is back after this long, whatever the limit.
+/// Permits that a crashed node held are back after this time, whatever the limit.
 const LIFE_MAX: Micros = Micros::from_secs(1);
 
 /// How the permits of a limit are lent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseTerms {
     lending: Lending,
-    /// The most that one node holds of one key.
+    life: Micros,
+    /// The most permits that one node holds of one key.
     ceiling: u64,
     size: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lending {
-    /// Counted as out for as long as they live.
-    Counted { life: Micros },
-    /// Ordinary debits, spent later than they were made.
-    Plain { life: Micros },
-    /// Ordinary debits that must be spent before the state changes by itself: then it is the same when they are spent.
-    UntilChange { at_most: Micros },
+    /// Permits count as out while their lease lives.
+    Counted,
+    /// Permits are ordinary debits, spent later.
+    Plain,
+    /// Permits are ordinary debits that must be spent before the state changes by itself.
+    UntilChange,
 }
 
 impl LeaseTerms {
@@ -111,105 +112,89 @@ impl LeaseTerms {
         if terms.size < PERMITS_MIN {
             return Err(StaysStrict::TooSmall { size: terms.size });
         }
-        if terms.life() < LIFE_MIN {
-            return Err(StaysStrict::TooShort { life: terms.life() });
+        if terms.life < LIFE_MIN {
+            return Err(StaysStrict::TooShort { life: terms.life });
         }
         Ok(terms)
     }
 
-    /// The same, whether or not it is worth it.
+    /// The terms on which a limit of any size and speed is lent from.
     pub fn of_any_size(limit: &Limit, consistency: Consistency) -> Result<Self, StaysStrict> {
-        let size = limit.size();
-        // A fifth of the time to full costs no throughput; a twentieth is the part by which a burst may be too large.
-        let part = |parts: u64| Micros::new(limit.horizon().get() / parts).min(LIFE_MAX);
-        let bucket = match consistency {
+        let (size, horizon) = (limit.size(), limit.horizon().get());
+        // A fifth of the time to full costs no throughput. A twentieth bounds the part by which a burst may be too large.
+        let (bucket, parts) = match consistency {
             Consistency::Strict => return Err(StaysStrict::Chosen),
-            Consistency::Lease => Lending::Counted { life: part(5) },
-            Consistency::LeaseFast => Lending::Plain { life: part(20) },
+            Consistency::Lease => (Lending::Counted, 5),
+            Consistency::LeaseFast => (Lending::Plain, 20),
         };
-        let until_change =
-            |length: u64| Lending::UntilChange { at_most: Micros::new(length / 5).min(LIFE_MAX) };
-        let lending = match limit {
-            Limit::TokenBucket(_) => bucket,
-            Limit::LeakyBucket(it) if it.mode() == LeakyMode::Meter => bucket,
-            Limit::FixedWindow(it) => until_change(it.window().get()),
-            Limit::SlidingCounter(it) => until_change(it.window().get() / u64::from(it.sub_buckets())),
-            Limit::IntervalBucket(it) => until_change(it.period()),
+        let (lending, life) = match limit {
+            Limit::TokenBucket(_) => (bucket, horizon / parts),
+            Limit::LeakyBucket(it) if it.mode() == LeakyMode::Meter => (bucket, horizon / parts),
+            Limit::FixedWindow(_) => (Lending::UntilChange, horizon / 5),
+            Limit::SlidingCounter(it) => (Lending::UntilChange, horizon / u64::from(it.sub_buckets()) / 5),
+            Limit::IntervalBucket(it) => (Lending::UntilChange, it.period() / 5),
             Limit::SlidingLog(_) | Limit::LeakyBucket(_) => return Err(StaysStrict::Algorithm),
             Limit::CalendarQuota(_) => return Err(StaysStrict::Quota),
         };
-        Ok(Self { lending, ceiling: size, size })
+        Ok(Self { lending, life: Micros::new(life).min(LIFE_MAX), ceiling: size, size })
     }
 
-    /// The same, with a ceiling on what one node holds of one key.
+    /// The same terms with a ceiling on the permits that one node holds of one key.
     #[must_use]
-    pub const fn with_ceiling(self, permits: u64) -> Self {
-        Self { ceiling: if permits < self.size { permits } else { self.size }, ..self }
+    pub fn with_ceiling(self, permits: u64) -> Self {
+        Self { ceiling: permits.min(self.size), ..self }
     }
 
-    /// The same for leases of another length, however long.
+    /// The same terms with another life of leases, however long.
     #[must_use]
     pub const fn with_life(self, life: Micros) -> Self {
-        let lending = match self.lending {
-            Lending::Counted { .. } => Lending::Counted { life },
-            Lending::Plain { .. } => Lending::Plain { life },
-            Lending::UntilChange { .. } => Lending::UntilChange { at_most: life },
-        };
-        Self { lending, ..self }
+        Self { life, ..self }
     }
 
-    /// How long a lease is meant to last. One that ends with a window may live longer or shorter.
+    /// How long a lease is meant to last. A lease that ends with a window may live longer or shorter.
     pub const fn life(&self) -> Micros {
-        match self.lending {
-            Lending::Counted { life } | Lending::Plain { life } | Lending::UntilChange { at_most: life } => {
-                life
-            }
-        }
+        self.life
     }
 
-    /// Whether what is out is counted in the state.
+    /// Whether the state counts lent permits as out.
     pub const fn counts_out(&self) -> bool {
-        matches!(self.lending, Lending::Counted { .. })
+        matches!(self.lending, Lending::Counted)
     }
 
-    /// The most that one node holds of one key.
+    /// The most permits that one node holds of one key.
     pub const fn ceiling(&self) -> u64 {
         self.ceiling
     }
 
-    /// The most nodes among which this limit is lent. With more of them it stays strict.
+    /// The most nodes that this limit lends to. With more nodes it stays strict.
     pub const fn nodes_max(&self) -> u64 {
         self.size / PERMITS_PER_NODE + 1
     }
 
-    /// Into how many parts what is left is cut for so many nodes, of which one is lent. None: too many nodes to lend to.
+    /// The number of parts that the permits left are cut into, of which one is lent. `None`: too many nodes to lend to.
     pub const fn parts(&self, nodes: u64) -> Option<u64> {
         if nodes > self.nodes_max() { None } else { Some(if nodes == 0 { 2 } else { 2 * nodes }) }
     }
 
-    /// By how many permits a burst can be too large, with so many nodes.
+    /// By how many permits a burst can be too large with this number of nodes.
     pub fn overshoot(&self, limit: &Limit, nodes: u64) -> u64 {
-        let (Lending::Plain { life }, Some(lender)) = (self.lending, limit.lender()) else { return 0 };
-        let ticks = u128::from(life.get().div_ceil(lender.0.tick()));
+        let (Lending::Plain, Some(lender)) = (self.lending, limit.lender()) else { return 0 };
+        let ticks = u128::from(self.life.get().div_ceil(lender.0.tick()));
         let flows = (ticks * u128::from(lender.0.flow())).div_ceil(u128::from(lender.0.unit()));
         u64::try_from(flows).unwrap_or(u64::MAX).min(nodes.saturating_mul(self.ceiling))
     }
 
-    /// Lends as many of the `wanted` permits as are left, but no more than one part of that in `parts`.
+    /// Lends as many of the `wanted` permits as are left, but at most one of `parts` parts of them.
     pub fn lend(&self, limit: &Limit, state: &mut State, now: Timestamp, wanted: u64, parts: u64) -> Grant {
-        if let (Lending::Counted { life }, Some(lender)) = (self.lending, limit.lender()) {
+        if let (Lending::Counted, Some(lender)) = (self.lending, limit.lender()) {
             return limit.with_beside(state, now, |state| {
-                let mut lent = match state {
-                    State::Lent(lent) => *lent,
-                    State::Bucket(bucket) => LeaseState { bucket: *bucket, ..lender.fresh(now) },
-                    State::Interval(_)
-                    | State::Window(_)
-                    | State::Log(_)
-                    | State::Counter(_)
-                    | State::Calendar(_)
-                    | State::Carried(_) => lender.fresh(now),
-                };
-                let grant = lender.lend(&mut lent, now, wanted, parts, life);
+                let mut lent = lender.fresh(now);
+                if let State::Lent(known) = state {
+                    lent = *known;
+                } else if let State::Bucket(bucket) = state {
+                    lent.bucket = *bucket;
+                }
+                let grant = lender.lend(&mut lent, now, wanted, parts, self.life);
                 *state = State::Lent(lent);
                 grant
             });
@@ -217,33 +202,22 @@ impl LeaseTerms {
         let left = limit.status(state, now).remaining;
         let permits = wanted.min(left.div_ceil(parts.max(1)));
         if wanted > 0 {
-            // Nothing left is a denial, which must be noted where a clock was set back.
+            // With no permits left this is a denial, which re-dates the state if the clock was set back.
             limit.decide(state, now, Ask::of(permits.max(1)));
         }
         Grant { permits, at: now, life: self.life_of(limit, state, now) }
     }
 
-    /// Takes back what was not spent of a grant that was known by `at`. What has flowed in its place since does not come back a second
-    /// time: whoever borrows anew and gives back what is old would hold more and more beyond a full bucket.
+    /// Takes back unspent permits of the grant identified by `at`. Permits that have flowed back since are not given back a second time.
+    /// Otherwise a node could collect permits by returning old leases.
     pub fn take_back(&self, limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp) {
-        match (self.lending, limit.lender()) {
-            (Lending::Counted { .. }, Some(lender)) => limit.with_beside(state, now, |state| {
-                // Otherwise nothing is out.
-                if let State::Lent(lent) = state {
-                    lender.take_back(lent, now, permits, at);
-                }
-            }),
-            (Lending::Counted { .. }, None) => {}
-            (Lending::Plain { .. } | Lending::UntilChange { .. }, _) => {
-                limit.refund(state, now, permits, at);
-            }
-        }
+        limit.take_back(state, now, permits, at, self.counts_out());
     }
 
-    /// For how long what was just taken may be spent.
+    /// For how long the permits just taken may be spent.
     fn life_of(&self, limit: &Limit, state: &State, now: Timestamp) -> Micros {
         match (self.lending, limit, state.plain()) {
-            (Lending::Counted { life } | Lending::Plain { life }, ..) => life,
+            (Lending::Counted | Lending::Plain, ..) => self.life,
             (_, Limit::FixedWindow(it), State::Window(state)) => it.until_change(state, now),
             (_, Limit::SlidingCounter(it), State::Counter(state)) => it.until_change(state, now),
             (_, Limit::IntervalBucket(it), State::Interval(state)) => it.until_change(state, now),

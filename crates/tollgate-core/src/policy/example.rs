@@ -1,4 +1,4 @@
-//! Example requests, to find those that more limits apply to than are checked together.
+//! Example requests, to find requests with too many limits.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -9,9 +9,9 @@ use super::matching::{Match, Source};
 use super::request::{Descriptors, Fields};
 use super::{Limits, Policy, Refusal, RuleLimits};
 
-/// Examples times rules that are looked at: some ten milliseconds.
+/// Examples times rules that are tried: some ten milliseconds.
 const PAIRS_MAX: usize = 1_000_000;
-/// Crowds that are reported: they mostly have the same cause.
+/// Crowds that are reported. They mostly have the same cause.
 const CROWDS_MAX: usize = 3;
 
 /// A request that more than [`super::CHECKS_MAX`] limits apply to.
@@ -19,14 +19,14 @@ const CROWDS_MAX: usize = 3;
 pub struct Crowd {
     /// The path of the example.
     pub path: String,
-    /// Whether it is refused: already the enforced limits are too many.
+    /// Whether it is refused, because the enforced limits alone are too many.
     pub is_refused: bool,
     /// Checks in shadow and of candidates that are left out.
     pub uncounted: usize,
 }
 
 impl Policy {
-    /// Finds requests that more limits apply to than are checked together, by an example for each rule.
+    /// Finds requests with more limits than are checked together, by an example for each rule.
     pub fn crowds(&self) -> Vec<Crowd> {
         let rules = &self.parts.rules;
         let most = (PAIRS_MAX / rules.len().max(1)).max(1);
@@ -69,7 +69,7 @@ fn count(limits: &Limits) -> usize {
     }
 }
 
-/// A request that meets conditions, and has every key.
+/// A request that meets the conditions of a rule, and has every key.
 struct Example {
     path: String,
     method: String,
@@ -81,13 +81,18 @@ struct Example {
     attributes: Values,
 }
 
-/// Values that are given, and `x` for every other name.
+/// Values by name, and `x` for every other name.
 struct Values(Vec<(Box<str>, String)>);
 
 impl Fields for Values {
     fn get(&self, name: &str) -> Option<&str> {
         let given = self.0.iter().find(|(known, _)| **known == *name);
         Some(given.map_or("x", |(_, value)| value))
+    }
+
+    /// An example meets every condition on names.
+    fn are_named(&self, _: &[Box<str>]) -> bool {
+        true
     }
 }
 

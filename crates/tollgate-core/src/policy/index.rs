@@ -1,7 +1,7 @@
-//! Finds the rules that a request may match without looking at all of them.
+//! Finds the rules that a request may match without trying all of them.
 //!
-//! A rule is filed under its most telling condition: a path, a host, a named value, a network. Only rules without such a condition
-//! are looked at for every request.
+//! A rule is indexed by its most selective condition: a path, a host, a named value, a network. Only rules without such a condition are
+//! tried for every request.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::request::Descriptors;
 /// Numbers of rules.
 pub(super) type Numbers = SmallVec<[u32; 16]>;
 
-/// Rules that want one text.
+/// Rules by the text that they require.
 type ByText = BTreeMap<Box<str>, Vec<u32>>;
 
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct Index {
     hosts: ByText,
     values: BTreeMap<(Source, Box<str>), ByText>,
     networks: BTreeMap<Network, Vec<u32>>,
-    /// The prefixes that networks have.
+    /// The prefix lengths of networks.
     prefixes: Vec<u8>,
     always: Vec<u32>,
 }
@@ -39,7 +39,7 @@ struct Node {
     any: Option<Box<Node>>,
     /// Rules whose path ends here.
     ending: Vec<u32>,
-    /// Rules that want no more than to have come here, or more than the tree can tell.
+    /// Rules that match every path below this place, or that the tree cannot tell apart.
     passing: Vec<u32>,
 }
 
@@ -99,7 +99,7 @@ impl Index {
     }
 }
 
-/// The texts that a list of patterns stands for, if they are few: none of them has a wildcard.
+/// The texts of a list of patterns, if none of them has a wildcard.
 fn literals(globs: &[super::pattern::Glob]) -> Option<impl Iterator<Item = &str>> {
     let all = !globs.is_empty() && globs.iter().all(|glob| glob.literal().is_some());
     all.then(|| globs.iter().filter_map(|glob| glob.literal()))
@@ -134,7 +134,7 @@ impl Node {
 }
 
 impl PathPattern {
-    /// Whether it tells more than "any path".
+    /// Whether it excludes some paths.
     fn is_telling(&self) -> bool {
         self.segments().iter().any(|segment| matches!(segment, Segment::Literal(_)))
     }

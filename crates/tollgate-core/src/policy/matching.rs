@@ -1,4 +1,4 @@
-//! Which requests a rule is for.
+//! The conditions of a rule.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -6,9 +6,9 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::path::Segments;
 use super::pattern::{Glob, Parameters, PathPattern};
-use super::request::{Descriptors, IdentityKind, said};
+use super::request::{Descriptors, IdentityKind, non_empty};
 
-/// Where a named value stands.
+/// The place of a named value in a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Source {
     /// A header.
@@ -26,14 +26,14 @@ impl Source {
             Self::Query => request.query,
             Self::Attribute => request.attributes,
         };
-        said(fields.get(name))
+        non_empty(fields.get(name))
     }
 }
 
 /// A network: an address and how many of its first bits count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Network {
-    /// Whether it is one of IPv4.
+    /// Whether it is an IPv4 network.
     pub(super) is_v4: bool,
     pub(super) prefix: u8,
     /// The bits that count, at the top; the others are zero.
@@ -47,7 +47,7 @@ impl Network {
         (prefix <= longest).then(|| Self::around(ip, prefix))
     }
 
-    /// The network of this prefix that an address is in.
+    /// The network with this prefix around an address.
     pub(super) fn around(ip: IpAddr, prefix: u8) -> Self {
         let kept = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
         Self { is_v4: ip.is_ipv4(), prefix, bits: aligned(ip) & kept }
@@ -78,17 +78,17 @@ fn aligned(ip: IpAddr) -> u128 {
 /// A condition on a named value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ValueCondition {
-    /// Where it stands.
+    /// The place of the value.
     pub source: Source,
     /// Its name; of a header in lower case.
     pub name: Box<str>,
-    /// Any of these; none: any value at all.
+    /// The value matches one of these. Empty: any value.
     pub any_of: Vec<Glob>,
-    /// But none of these. Alone, they also hold for a request without the value.
+    /// The value matches none of these. Without `any_of`, a request without the value meets the condition too.
     pub none_of: Vec<Glob>,
 }
 
-/// Which requests a rule is for: all conditions must hold, and of each list one entry. Empty lists ask for nothing.
+/// The conditions of a rule: all must hold, and of each list one entry. Empty lists are no condition.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Match {
     /// Paths.
@@ -105,23 +105,41 @@ pub struct Match {
     pub identities: Vec<IdentityKind>,
     /// Headers, query parameters, attributes.
     pub values: Vec<ValueCondition>,
+    /// The names of all attributes, in their order. None: the request may have any attributes.
+    pub attribute_names: Option<Vec<Box<str>>>,
 }
 
 /// How a request meets the conditions of a rule.
 pub(super) struct Met<'p, 't> {
     /// The parameters of the path.
     pub(super) parameters: Parameters<'p, 't>,
-    /// Whether every server behind Tollgate would agree that the path matches.
+    /// Whether the path matches in every reading.
     pub(super) in_every_reading: bool,
 }
 
 impl Match {
-    /// Whether it is for every request.
+    /// Whether every request meets the conditions.
     pub fn is_everything(&self) -> bool {
         *self == Self::default()
     }
 
-    /// How the request matches, if it does: some reading of its path must match. `tier_of` finds the tier of a family.
+    /// Whether every request that `other` is for also meets these conditions. A false answer may be wrong, a true one never is.
+    pub fn covers(&self, other: &Self) -> bool {
+        let paths = || {
+            !other.paths.is_empty()
+                && other.paths.iter().all(|narrow| self.paths.iter().any(|wide| wide.covers(narrow)))
+        };
+        (self.paths.is_empty() || paths())
+            && includes(&self.methods, &other.methods)
+            && includes(&self.hosts, &other.hosts)
+            && includes(&self.networks, &other.networks)
+            && includes(&self.tiers, &other.tiers)
+            && includes(&self.identities, &other.identities)
+            && self.values.iter().all(|condition| other.values.contains(condition))
+            && (self.attribute_names.is_none() || self.attribute_names == other.attribute_names)
+    }
+
+    /// Matches a request: some reading of its path must match. `tier_of` finds the tier of a family.
     pub(super) fn met<'p, 't>(
         &'p self,
         request: &Descriptors<'_>,
@@ -183,10 +201,18 @@ impl Match {
         if let Some(value) = self.values.iter().find(|it| !it.holds(request)) {
             return Some(Unmet::Value(value.source, &value.name));
         }
+        if let Some(names) = self.attribute_names.as_ref().filter(|it| !request.attributes.are_named(it)) {
+            return Some(Unmet::Value(Source::Attribute, names.last().map_or("", |name| name)));
+        }
         let tier =
             self.tiers.is_empty() || self.tiers.iter().any(|(family, tier)| tier_of(*family) == Some(*tier));
         (!tier).then_some(Unmet::Tier)
     }
+}
+
+/// Whether a list of accepted entries accepts all that another list does. An empty list accepts everything.
+fn includes<T: PartialEq>(wide: &[T], narrow: &[T]) -> bool {
+    wide.is_empty() || !narrow.is_empty() && narrow.iter().all(|it| wide.contains(it))
 }
 
 /// A condition of a rule that a request does not meet.

@@ -1,6 +1,6 @@
-//! A policy: which limits a request is checked against, and whose they are.
+//! A policy: selects the limits that a request is checked against, and their subjects.
 //!
-//! Pure: from what is known of a request to the checks that decide on it. LocalLease the states and asking them is the engine's work.
+//! The selection is pure: descriptors in, checks out. The engine holds the states and decides.
 
 mod example;
 mod index;
@@ -27,37 +27,38 @@ use self::path::Segments;
 use self::pattern::Parameters;
 pub use self::pattern::{Glob, PathPattern, PatternError, SEGMENTS_MAX, is_name};
 pub use self::request::{Descriptors, Fields, IdentityKind};
-pub use self::subject::{KeyPart, KeySpec};
+pub use self::subject::{KeyPart, KeySpec, subject_of_attributes};
 pub use self::tier::Family;
+use crate::decision::Ask;
 use crate::limit::Limit;
 use crate::time::{Micros, Timestamp};
 
-/// Limits that one request may be checked against together: one call to a store stays within a few kilobytes, and few locks are
-/// held at once. Where more apply, those that are only counted are left out first. A request that more enforced limits apply to is
-/// refused: leaving some out would let it through.
+/// The most checks of one request: one call to a store stays within a few kilobytes, and few locks are held at once. If more limits
+/// apply, checks that are only counted are left out first. A request with more enforced limits is refused, because leaving some out
+/// would let it through.
 pub const CHECKS_MAX: usize = 32;
 
-/// The [`Limit::work`] of all limits of one request: a call to a store takes well under a millisecond of it.
+/// The most [`Limit::work`] of one request: its call takes well under a millisecond of the store.
 pub const WORK_MAX: usize = 64;
 
 /// All keys of a rule, in ten-thousandths.
 pub const ALL_KEYS: u64 = 10_000;
 
-/// A limit of a rule, and the name under which its states are kept.
+/// A limit of a rule, and the scope of its states.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuleLimit {
-    /// `ALGORITHM:RULE`, with what else tells it from the rule's other limits.
+    /// `ALGORITHM:RULE`, with a suffix if the rule has several limits.
     pub scope: Box<str>,
     /// The limit.
     pub limit: Limit,
-    /// A limit to be tried out beside this one, by number: it is counted and never enforced.
+    /// A candidate beside this limit, by number: it is counted and never enforced.
     pub candidate: Option<usize>,
 }
 
 /// The limits of a rule, by number in [`Policy::limits`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Limits {
-    /// Everything goes.
+    /// No limit.
     Unlimited,
     /// All of these together.
     All(Vec<usize>),
@@ -66,77 +67,79 @@ pub enum Limits {
 /// Which limits a rule has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RuleLimits {
-    /// Its own, the same for everybody.
+    /// Limits of the rule, the same for all requests.
     Own(Limits),
-    /// Those of the tier that the request has in a family.
+    /// The limits of the request's tier in a family.
     OfTier {
         /// The family, by number.
         family: usize,
         /// By tier.
         tiers: Vec<Limits>,
-        /// Further ones of their own for endpoints: number of the endpoint, and by tier.
+        /// More limits for endpoints: the number of the endpoint, and its limits by tier.
         factors: Vec<(usize, Vec<Limits>)>,
     },
 }
 
-/// A rule: for which requests, counted by what, with which limits.
+/// A rule: its conditions, its key and its limits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// In keys, answers and metrics.
+    /// Its name in keys, answers and metrics.
     pub name: Box<str>,
-    /// Which requests it is for.
+    /// Its conditions.
     pub matching: Match,
-    /// What it counts by.
+    /// The key that it counts by.
     pub key: KeySpec,
     /// Its limits.
     pub limits: RuleLimits,
-    /// Permits that a request takes, for each that it asks for.
+    /// Permits that a request takes for each permit that it asks for.
     pub cost: u64,
-    /// A delay up to this long instead of a denial.
+    /// The longest delay instead of a denial.
     pub max_wait: Option<Micros>,
-    /// Whether the rules after it are left out where it applies.
+    /// Whether later rules are skipped if it applies.
     pub stop: bool,
-    /// The status of the refusal if the request has none of the keys. None: the rule is left out then.
+    /// The status of the refusal if the request has none of the keys. `None`: the rule is skipped then.
     pub deny_empty_key: Option<u16>,
-    /// For how many of its keys, in ten-thousandths, it is enforced. For the others it is counted only.
+    /// The share of its keys, in ten-thousandths, for which it is enforced. For other keys it is only counted.
     pub enforced: u64,
-    /// In refusals, in place of the one that the key has.
+    /// The code in refusals, instead of the code of the key.
     pub code: Option<Box<str>>,
 }
 
-/// A name for requests: for factors, metrics and reports.
+/// A named set of requests, for factors, metrics and reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Endpoint {
     /// The name.
     pub name: Box<str>,
-    /// Which requests are meant.
+    /// Its conditions.
     pub matching: Match,
 }
 
 /// All parts of a policy. Numbers that refer to other parts must be in range.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyParts {
-    /// Requests that no rule is for.
+    /// Conditions of requests that the policy excludes.
     pub exclusions: Vec<Match>,
-    /// In order.
+    /// The rules, in order.
     pub rules: Vec<Rule>,
-    /// For requests that none of the rules applies to.
+    /// The rule for requests that no other rule applies to.
     pub default: Option<Rule>,
-    /// Whether only the first rule applies that a request matches.
+    /// Whether only the first matching rule applies.
     pub first_match: bool,
+    /// Pairs of rules, by number: where the first one matches, the second one does not apply.
+    pub replacements: Vec<(usize, usize)>,
     /// All limits of all rules.
     pub limits: Vec<RuleLimit>,
-    /// Tiers.
+    /// The families of tiers.
     pub families: Vec<Family>,
-    /// Named requests.
+    /// The named sets of requests.
     pub endpoints: Vec<Endpoint>,
-    /// How many bits of an IPv6 address are one client.
+    /// How many leading bits of an IPv6 address identify a client.
     pub ipv6_prefix: u8,
-    /// Whether paths that differ only in the case of ASCII letters are one.
+    /// Whether paths that differ only in the case of ASCII letters are equal.
     pub ignore_case: bool,
 }
 
-/// A policy that answers quickly, however many rules it has.
+/// A policy with an index of its rules.
 #[derive(Clone, Debug)]
 pub struct Policy {
     parts: PolicyParts,
@@ -145,12 +148,12 @@ pub struct Policy {
     endpoint_index: Index,
 }
 
-/// What becomes of a check's answer.
+/// Whether a check is enforced or only counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// It decides.
+    /// A denial denies the request.
     Enforced,
-    /// It is counted: what would it have decided?
+    /// The decision is only counted.
     Shadow,
 }
 
@@ -159,26 +162,26 @@ pub enum Role {
 pub struct RuleCheck {
     /// The rule, by number; the default rule's is the number of rules.
     pub rule: usize,
-    /// Which of the rule's keys it is.
+    /// The key of the rule, by number.
     pub key: usize,
     /// The limit, by number.
     pub limit: usize,
-    /// Whose limit it is, by number in [`Selection::subjects`].
+    /// The subject, by number in [`Selection::subjects`].
     pub subject: usize,
     /// Permits that it takes.
     pub cost: u64,
     /// The delay that is accepted.
     pub wait: Option<Micros>,
-    /// What becomes of the answer.
+    /// Whether it is enforced.
     pub role: Role,
-    /// Whether it is a limit that is tried out beside another.
+    /// Whether its limit is a candidate.
     pub is_candidate: bool,
 }
 
 /// A request that is refused without a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// A rule wants a key that the request does not have.
+    /// A rule requires a key that the request does not have.
     EmptyKey {
         /// The rule, by number.
         rule: usize,
@@ -196,17 +199,19 @@ pub enum Refusal {
     },
 }
 
-/// What a policy says of a request.
+/// The checks that a policy selects for a request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Selection {
-    /// Limits that it is checked against; none: it may go ahead.
+    /// The checks. Empty: the request is admitted.
     pub checks: SmallVec<[RuleCheck; 4]>,
-    /// Whose limits they are, each in braces.
+    /// The subjects of the checks, each in braces.
     pub subjects: SmallVec<[String; 2]>,
-    /// Why it is refused before any check.
+    /// Why it is refused without a check.
     pub refusal: Option<Refusal>,
-    /// Rules whose conditions hold, whether or not they apply, by number.
+    /// Rules whose conditions hold, by number, also if they do not apply.
     pub matched: SmallVec<[usize; 4]>,
+    /// Rules that do not apply because another rule replaces them, by number, whether or not the request matches them.
+    pub replaced: SmallVec<[usize; 2]>,
     /// Rules that were skipped because the request has none of their keys, by number.
     pub skipped: SmallVec<[usize; 4]>,
     /// Checks in shadow and of candidates that were left out because of [`CHECKS_MAX`] or [`WORK_MAX`].
@@ -217,6 +222,34 @@ pub struct Selection {
     pub excluded: bool,
     /// Whether a tier was named that no family has.
     pub unknown_tier: bool,
+}
+
+impl Selection {
+    /// The selection of one limit for a subject, by the numbers of the rule and of the limit.
+    pub fn of_rule(rule: usize, limit: usize, subject: String, ask: Ask) -> Self {
+        let Ask { cost, wait } = ask;
+        let role = Role::Enforced;
+        let check = RuleCheck { rule, key: 0, limit, subject: 0, cost, wait, role, is_candidate: false };
+        Self {
+            checks: SmallVec::from_slice(&[check]),
+            subjects: SmallVec::from_iter([subject]),
+            ..Self::default()
+        }
+    }
+
+    /// Whose limit a check asks, without the braces that a store needs around it.
+    pub fn key(&self, check: &RuleCheck) -> &str {
+        self.subjects[check.subject].trim_start_matches('{').trim_end_matches('}')
+    }
+
+    /// Leaves rules out that are replaced by this request, or by another one that is decided together with it.
+    pub fn leave_out(&mut self, replaced: &[usize]) {
+        self.checks.retain(|check| !replaced.contains(&check.rule));
+        self.refusal = self.refusal.filter(|refusal| match refusal {
+            Refusal::EmptyKey { rule, .. } | Refusal::ExceedsLimit { rule, .. } => !replaced.contains(rule),
+            Refusal::TooManyChecks => true,
+        });
+    }
 }
 
 impl Policy {
@@ -246,8 +279,8 @@ impl Policy {
         &self.parts.limits
     }
 
-    /// Makes every log keep what the longer windows of its scope need, and for a while what those of `earlier` limits need: a key whose
-    /// window gets longer, or comes back, finds what was consumed in it.
+    /// Makes every log keep the entries that longer windows of its scope need, and for a while those of `earlier` limits. A key whose
+    /// window gets longer, or comes back, finds the permits consumed in it.
     pub fn retain_logs(&mut self, earlier: &[RuleLimit], now: Timestamp) {
         retention::retain(&mut self.parts.limits, earlier, now);
     }
@@ -269,19 +302,27 @@ impl Policy {
         };
         selecting.run();
         let mut selection = selecting.selection;
+        for (rule, replaced) in &self.parts.replacements {
+            if selection.matched.contains(rule) && !selection.skipped.contains(rule) {
+                selection.replaced.push(*replaced);
+            }
+        }
+        if !selection.replaced.is_empty() {
+            let replaced = selection.replaced.clone();
+            selection.leave_out(&replaced);
+        }
         selection.unknown_tier = tier::is_unknown(&self.parts.families, request);
         selection
     }
 
-    /// The first endpoint that a request is one of.
+    /// The first endpoint that a request matches.
     pub fn endpoint(&self, request: &Descriptors<'_>) -> Option<&Endpoint> {
         let path = RequestPath::new(request.path, self.parts.ignore_case);
         let first = self.endpoints(request, &path.segments()).first().copied()?;
         self.parts.endpoints.get(first)
     }
 
-    /// The rules that a request does not match, each with the first condition that it does not meet. It tries every rule: for
-    /// explanations, not for requests.
+    /// The rules that a request does not match, each with the first unmet condition. Tries every rule, so it is for explanations only.
     pub fn unmatched(&self, request: &Descriptors<'_>) -> Vec<(&Rule, Unmet<'_>)> {
         let path = RequestPath::new(request.path, self.parts.ignore_case);
         let readings = path.segments();
@@ -331,23 +372,23 @@ struct Selecting<'p, 'r> {
     path_is_plain: bool,
     permits: u64,
     selection: Selection,
-    /// Tiers that were looked up, by family.
+    /// Tiers found so far, by family.
     tiers: SmallVec<[(usize, usize); 2]>,
     endpoints: Option<SmallVec<[usize; 4]>>,
-    /// Keys whose subjects are known, with the numbers of these. Keys with parameters of a path are not among them: each rule reads its own.
+    /// Keys whose subjects are known, with the numbers of the subjects. Keys with path parameters are not among them: each rule has its own.
     formed: SmallVec<[(&'p [KeyPart], usize); 4]>,
 }
 
-/// What became of a rule whose conditions hold.
+/// How a matching rule applies.
 #[derive(PartialEq)]
 enum Applied {
-    /// It does not apply: the request has none of its keys, or a path that it must not free of limits.
+    /// It does not apply: the request has none of its keys, or a path that must not lift limits.
     Not,
-    /// It is counted only.
+    /// It is only counted.
     Counted,
-    /// It decides, and so do the other rules and the default: it counts by the address of an unverified API key.
+    /// It is enforced beside the other rules and the default: it counts by the address of an unverified API key.
     Beside,
-    /// It decides.
+    /// It is enforced.
     Enforced,
 }
 
@@ -369,13 +410,13 @@ impl<'p, 'r> Selecting<'p, 'r> {
             let rule = &parts.rules[number];
             let Some(met) = self.met(&rule.matching) else { continue };
             self.selection.matched.push(number);
-            // What is only counted leaves everything else as it is. So does an unverified API key: a client must not get rid
-            // of its other limits by inventing one.
+            // A rule that is only counted does not affect other rules. Neither does an unverified API key: a client must not
+            // escape its other limits by inventing one.
             if self.apply(number, rule, &met.parameters) != Applied::Enforced {
                 continue;
             }
             applied = true;
-            // A rule that only some readings of the path match is one more limit. The rules for the other readings apply as well.
+            // A rule that matches only some readings of the path is one more limit. The rules for the other readings apply too.
             settled |= met.in_every_reading;
             let stops = met.in_every_reading && (rule.stop || parts.first_match);
             if stops || self.selection.refusal.is_some() {
@@ -395,7 +436,7 @@ impl<'p, 'r> Selecting<'p, 'r> {
         matching.met(&request, readings, |family| self.tier(family))
     }
 
-    /// Whether conditions may free a request of limits: a path that servers can read in different ways frees it of none.
+    /// Whether conditions may lift limits: a path that servers can read in different ways lifts none.
     fn may_free(&self, matching: &Match) -> bool {
         self.path_is_plain || matching.paths.is_empty()
     }
@@ -460,7 +501,7 @@ impl<'p, 'r> Selecting<'p, 'r> {
     fn add(&mut self, limits: &Limits, template: RuleCheck) {
         let Limits::All(limits) = limits else { return };
         for limit in limits {
-            // In a queue everybody waits for a turn, however many other limits there are.
+            // In a queue every request waits for its turn, whatever other limits there are.
             let turn = self.policy.parts.limits.get(*limit).and_then(|it| it.limit.queue_length());
             let template = RuleCheck { wait: template.wait.or(turn), ..template };
             self.push(RuleCheck { limit: *limit, ..template });
@@ -503,7 +544,7 @@ impl<'p, 'r> Selecting<'p, 'r> {
         }
     }
 
-    /// The number of a rule's subject; rules that count by the same share it.
+    /// The number of the subject of a rule. Rules with equal subjects share it.
     fn subject(&mut self, rule: &'p Rule, key: usize, parameters: &Parameters<'_, 'r>) -> usize {
         let parts = rule.key.0.get(key).map_or(&[][..], Vec::as_slice);
         if let Some((_, known)) = self.formed.iter().find(|(formed, _)| *formed == parts) {
@@ -541,7 +582,7 @@ impl<'p, 'r> Selecting<'p, 'r> {
 }
 
 impl Rule {
-    /// The code of a refusal by this rule, where it counts by the key of this number: `IP_LIMIT`, `USER_IP_LIMIT`.
+    /// The code of a refusal by this rule and the key with this number: `IP_LIMIT`, `USER_IP_LIMIT`.
     pub fn code(&self, key: usize) -> String {
         if let Some(code) = &self.code {
             return (**code).into();

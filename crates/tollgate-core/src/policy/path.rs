@@ -1,7 +1,7 @@
 //! The path of a request, in every way in which a server may read it.
 //!
-//! Servers differ: some decode `%2f`, some take `\\` for `/`, some cut `;parameters`, some cut at `#` and some keep it, some resolve `..` before they look at
-//! the path, some after. A limit on `/api/login` must hold for all of these spellings, and an exclusion for none.
+//! Servers differ: some decode `%2f`, some read `\\` as `/`, some cut `;parameters`, some cut at `#`, some resolve `..` before they match
+//! the path and some after. A limit on `/api/login` must hold for all of these spellings, and an exclusion for none.
 
 use alloc::borrow::Cow;
 use alloc::string::String;
@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::pattern::split;
 
-/// How often escapes are decoded at most: a proxy and the server behind it may both decode.
+/// How often escapes are decoded: a proxy and the server behind it may both decode.
 const DECODINGS: usize = 2;
 
 /// Characters at which a server that looks for query and fragment after decoding, or that keeps paths as C strings, ends a path.
@@ -28,14 +28,14 @@ pub struct RequestPath<'a> {
 }
 
 impl<'a> RequestPath<'a> {
-    /// Reads a path as it came. With `ignore_case` its ASCII letters are compared in lower case.
+    /// Reads a path as received. With `ignore_case` its ASCII letters are compared in lower case.
     pub fn new(path: &'a str, ignore_case: bool) -> Self {
         let raw = path.split('?').next().unwrap_or(path);
         let is_plain = is_plain(raw);
         let mut readings: SmallVec<[Cow<'a, str>; 5]> = smallvec![Cow::Borrowed(raw)];
         if !is_plain {
             let without_fragment = raw.split('#').next().unwrap_or(raw);
-            // The reading that folds the most spellings into one comes first: its parameters are what a limit counts by.
+            // The reading that merges the most spellings comes first, because a limit counts by its parameters.
             let first = decoded(without_fragment, &[]);
             let others = [plain(without_fragment), decoded(raw, &[]), decoded(raw, &ENDS)];
             readings = smallvec![Cow::Owned(first)];
@@ -122,8 +122,8 @@ fn resolved<'s>(segments: impl Iterator<Item = &'s str>) -> String {
     path
 }
 
-/// `%XX` decoded, once, but for the bytes in `kept`, which stay encoded in capitals. Bytes that are no UTF-8 are replaced, not left
-/// encoded: one such byte must not hide the rest.
+/// Decodes `%XX` once, except for the bytes in `kept`, which stay encoded in capitals. Bytes that are not UTF-8 are replaced, so that
+/// one such byte does not hide the rest.
 fn decode(path: &str, kept: &[u8]) -> String {
     let bytes = path.as_bytes();
     let digit = |at: usize| bytes.get(at).and_then(|byte| char::from(*byte).to_digit(16));

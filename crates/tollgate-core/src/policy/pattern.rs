@@ -1,4 +1,4 @@
-//! Patterns that paths and other texts are compared with.
+//! Patterns for paths and other texts.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -6,28 +6,33 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-/// Segments of a pattern: far more than anybody writes.
+/// Segments of a pattern: far more than a path needs.
 pub const SEGMENTS_MAX: usize = 64;
 
 /// A text with `*` for any run of characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Glob {
-    /// What stands between the stars.
+    /// The texts between the stars.
     parts: Box<[Box<str>]>,
 }
 
 impl Glob {
-    /// Every text is a pattern.
+    /// Reads a pattern. Every text is one.
     pub fn new(text: &str) -> Self {
         Self { parts: text.split('*').map(Box::from).collect() }
     }
 
-    /// The only text that it matches, if there is only one.
+    /// The text of a pattern without stars.
     pub fn literal(&self) -> Option<&str> {
         match &*self.parts {
             [only] => Some(only),
             _ => None,
         }
+    }
+
+    /// Whether it matches every text.
+    fn is_any(&self) -> bool {
+        self.parts.len() > 1 && self.parts.iter().all(|part| part.is_empty())
     }
 
     /// The same pattern in lower case.
@@ -65,7 +70,7 @@ pub(super) enum Segment {
     Glob(Glob),
     /// `{id}`: one segment, under a name.
     Parameter(Box<str>),
-    /// `**`: any number of segments, none too.
+    /// `**`: any number of segments, also none.
     Rest,
 }
 
@@ -75,10 +80,10 @@ pub struct PathPattern {
     segments: Box<[Segment]>,
 }
 
-/// Why a text is no pattern for paths.
+/// Why a text is not a pattern for paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PatternError {
-    /// Paths begin so.
+    /// Paths begin with a slash.
     #[error("a path begins with /")]
     NoSlash,
     /// Paths are compared in their plain form, which has none of these.
@@ -86,21 +91,21 @@ pub enum PatternError {
         "can never match: paths are compared without //, /./, /../ and %XX, and without what follows ?, # or ;"
     )]
     NotPlain,
-    /// A brace that is not the edge of a segment.
+    /// A brace is not at the edge of a segment.
     #[error("a parameter is a whole segment: /users/{{id}}")]
     Parameter,
-    /// Which of the two would be meant?
+    /// Two parameters have the same name.
     #[error("a parameter's name stands twice")]
     TwiceNamed,
     /// See [`SEGMENTS_MAX`].
     #[error("at most {SEGMENTS_MAX} segments")]
     TooLong,
-    /// Two of them would be tried in every combination.
+    /// Two of them would have to be tried in every combination.
     #[error("at most one ** in a path")]
     TwoRests,
 }
 
-/// What a path's parameters stand for: name and value.
+/// The names and values of the parameters of a path.
 pub(super) type Parameters<'p, 't> = SmallVec<[(&'p str, &'t str); 4]>;
 
 impl PathPattern {
@@ -109,7 +114,7 @@ impl PathPattern {
         let path = text.strip_prefix('/').ok_or(PatternError::NoSlash)?;
         let mut segments = Vec::new();
         let mut names: Vec<&str> = Vec::new();
-        // A slash at the end says nothing.
+        // A slash at the end makes no difference.
         for segment in split(path) {
             if segment.is_empty() || matches!(segment, "." | "..") || segment.contains(['%', '?', '#', ';']) {
                 return Err(PatternError::NotPlain);
@@ -143,6 +148,11 @@ impl PathPattern {
         self.segments.iter().any(|segment| matches!(segment, Segment::Parameter(known) if **known == *name))
     }
 
+    /// Whether every path that `other` matches also matches this pattern. A false answer may be wrong, a true one never is.
+    pub fn covers(&self, other: &Self) -> bool {
+        covers(&self.segments, &other.segments)
+    }
+
     pub(super) fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -172,7 +182,7 @@ impl PathPattern {
         if path.is_empty() { "/".into() } else { path }
     }
 
-    /// What the parameters are, if the path matches.
+    /// The parameters, if the path matches.
     pub(super) fn parameters<'p, 't>(&'p self, path: &[&'t str]) -> Option<Parameters<'p, 't>> {
         let mut found = Parameters::new();
         let rest = self.segments.iter().position(|segment| matches!(segment, Segment::Rest));
@@ -203,7 +213,32 @@ impl PathPattern {
     }
 }
 
-/// Names of parameters, in patterns and in keys.
+fn covers(wide: &[Segment], narrow: &[Segment]) -> bool {
+    match (wide, narrow) {
+        ([], []) => true,
+        ([Segment::Rest, after @ ..], _) => {
+            covers(after, narrow) || narrow.split_first().is_some_and(|(_, rest)| covers(wide, rest))
+        }
+        ([first, wide @ ..], [other, narrow @ ..]) => first.covers(other) && covers(wide, narrow),
+        ([], [_, ..]) | ([_, ..], []) => false,
+    }
+}
+
+impl Segment {
+    /// Whether it stands for one segment, and for every segment that `other` stands for.
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (_, Self::Rest) | (Self::Rest, _) => false,
+            (Self::Parameter(_), _) => true,
+            (Self::Glob(glob), Self::Literal(text)) => glob.matches(text),
+            (Self::Glob(glob), Self::Glob(_) | Self::Parameter(_)) => glob.is_any() || self == other,
+            (Self::Literal(text), Self::Literal(other)) => text == other,
+            (Self::Literal(_), Self::Glob(_) | Self::Parameter(_)) => false,
+        }
+    }
+}
+
+/// Whether a text can be the name of a parameter.
 pub fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
 }

@@ -1,16 +1,24 @@
-//! What is known of a request.
+//! The descriptors of a request.
 
+use alloc::boxed::Box;
 use core::net::IpAddr;
 
 /// Values by name: headers, query parameters, free attributes.
 pub trait Fields: Sync {
-    /// The value of a name. Names of headers are asked for in lower case.
+    /// The value of a name. Names of headers are in lower case.
     fn get(&self, name: &str) -> Option<&str>;
+
+    /// Whether these are all the names, in this order.
+    fn are_named(&self, names: &[Box<str>]) -> bool;
 }
 
 impl Fields for () {
     fn get(&self, _: &str) -> Option<&str> {
         None
+    }
+
+    fn are_named(&self, names: &[Box<str>]) -> bool {
+        names.is_empty()
     }
 }
 
@@ -18,19 +26,31 @@ impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync, const MANY: usize> Fields for [
     fn get(&self, name: &str) -> Option<&str> {
         find(self, name)
     }
+
+    fn are_named(&self, names: &[Box<str>]) -> bool {
+        have_names(self, names)
+    }
 }
 
 impl<N: AsRef<str> + Sync, V: AsRef<str> + Sync> Fields for alloc::vec::Vec<(N, V)> {
     fn get(&self, name: &str) -> Option<&str> {
         find(self, name)
     }
+
+    fn are_named(&self, names: &[Box<str>]) -> bool {
+        have_names(self, names)
+    }
+}
+
+fn have_names<N: AsRef<str>, V>(fields: &[(N, V)], names: &[Box<str>]) -> bool {
+    fields.iter().map(|(name, _)| name.as_ref()).eq(names.iter().map(|name| &**name))
 }
 
 fn find<'a, N: AsRef<str>, V: AsRef<str>>(fields: &'a [(N, V)], name: &str) -> Option<&'a str> {
     fields.iter().find(|(known, _)| known.as_ref() == name).map(|(_, value)| value.as_ref())
 }
 
-/// What a request is. Texts that are empty count as absent, but for the path.
+/// The descriptors of a request. Empty texts count as absent, except for the path.
 #[derive(Clone, Copy)]
 pub struct Descriptors<'a> {
     /// The client's address, IPv4 as IPv4.
@@ -41,9 +61,9 @@ pub struct Descriptors<'a> {
     pub api_key: Option<&'a str>,
     /// Whether the request has an API key that is not verified.
     pub has_unverified_api_key: bool,
-    /// The tier that the request claims, of whichever family has one of that name.
+    /// The tier that the request claims, in any family that has a tier of that name.
     pub tier: Option<&'a str>,
-    /// Tiers that were assigned, by family: they win over what the request claims.
+    /// Assigned tiers, by family. They take precedence over the claimed tier.
     pub assigned_tiers: &'a dyn Fields,
     /// `GET`.
     pub method: &'a str,
@@ -53,9 +73,9 @@ pub struct Descriptors<'a> {
     pub path: &'a str,
     /// By name in lower case.
     pub headers: &'a dyn Fields,
-    /// Of the query.
+    /// Parameters of the query.
     pub query: &'a dyn Fields,
-    /// Whatever else the caller knows.
+    /// Free attributes that the caller adds.
     pub attributes: &'a dyn Fields,
 }
 
@@ -106,7 +126,7 @@ impl IdentityKind {
 impl Descriptors<'_> {
     /// Whether the request is identified in this way. A request with a user and an API key is identified in both ways.
     pub fn is_identified_by(&self, kind: IdentityKind) -> bool {
-        let (has_user, has_api_key) = (said(self.user).is_some(), said(self.api_key).is_some());
+        let (has_user, has_api_key) = (non_empty(self.user).is_some(), non_empty(self.api_key).is_some());
         match kind {
             IdentityKind::User => has_user,
             IdentityKind::ApiKey => has_api_key,
@@ -115,7 +135,7 @@ impl Descriptors<'_> {
     }
 }
 
-/// A text that says something.
-pub(super) fn said(text: Option<&str>) -> Option<&str> {
+/// A text that is not empty.
+pub(super) fn non_empty(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }

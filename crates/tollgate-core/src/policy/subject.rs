@@ -1,4 +1,4 @@
-//! Whose limit it is: from what is known of a request to the key of a state.
+//! Makes the subject of a check, which is the key of its state, from the descriptors of a request.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -9,9 +9,9 @@ use core::net::{IpAddr, Ipv6Addr};
 use sha2::{Digest, Sha256};
 
 use super::matching::{Network, Source};
-use super::request::{Descriptors, said};
+use super::request::{Descriptors, non_empty};
 
-/// What a limit is counted by.
+/// A part of a key that a limit counts by.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum KeyPart {
     /// The client's address.
@@ -22,7 +22,7 @@ pub enum KeyPart {
     ApiKey,
     /// The address of a request whose API key is not verified.
     UnverifiedApiKeyAddress,
-    /// The host that is asked.
+    /// The host of the request.
     Host,
     /// A parameter of the path.
     Path(Box<str>),
@@ -30,11 +30,11 @@ pub enum KeyPart {
     Value(Source, Box<str>),
     /// A header whose value is a secret, such as `authorization`: a digest stands for the value.
     SecretHeader(Box<str>),
-    /// Everybody together.
+    /// All requests together.
     Global,
 }
 
-/// Keys to choose from: the first of which the request has every part.
+/// Keys to choose from. The first key of which the request has every part is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeySpec(pub Vec<Vec<KeyPart>>);
 
@@ -42,7 +42,7 @@ pub struct KeySpec(pub Vec<Vec<KeyPart>>);
 const SUBJECT_BYTES_MAX: usize = 200;
 
 impl KeyPart {
-    /// The word for it in the codes of refusals.
+    /// Its name in the codes of refusals.
     pub(super) const fn code(&self) -> &'static str {
         match self {
             Self::Ip | Self::UnverifiedApiKeyAddress => "IP",
@@ -71,13 +71,13 @@ impl KeyPart {
         }
     }
 
-    /// The text of it, where it has one.
+    /// Its text, if it has one.
     fn text<'a>(&self, request: &'a Descriptors<'_>, parameters: &'a [(&str, &'a str)]) -> Option<&'a str> {
         match self {
             Self::Ip | Self::UnverifiedApiKeyAddress | Self::Global => None,
-            Self::User => said(request.user),
-            Self::ApiKey => said(request.api_key),
-            Self::Host => said(Some(request.host)),
+            Self::User => non_empty(request.user),
+            Self::ApiKey => non_empty(request.api_key),
+            Self::Host => non_empty(Some(request.host)),
             Self::Path(name) => {
                 parameters.iter().find(|(known, _)| *known == &**name).map(|(_, value)| *value)
             }
@@ -115,17 +115,7 @@ impl KeyPart {
 
     /// The name of the header, if its value is a secret.
     pub fn secret_header(&self) -> Option<&str> {
-        match self {
-            Self::SecretHeader(name) => Some(name),
-            Self::Ip
-            | Self::User
-            | Self::ApiKey
-            | Self::UnverifiedApiKeyAddress
-            | Self::Host
-            | Self::Path(_)
-            | Self::Value(..)
-            | Self::Global => None,
-        }
+        if let Self::SecretHeader(name) = self { Some(name) } else { None }
     }
 }
 
@@ -144,12 +134,12 @@ impl KeySpec {
         self.0.get(number).is_some_and(|parts| parts.contains(&KeyPart::UnverifiedApiKeyAddress))
     }
 
-    /// Which of the keys the request has, by number.
+    /// The first key that the request has, by number.
     pub(super) fn choose(&self, request: &Descriptors<'_>, parameters: &[(&str, &str)]) -> Option<usize> {
         self.0.iter().position(|parts| parts.iter().all(|part| part.is_in(request, parameters)))
     }
 
-    /// The subject of one of the keys. No two different ones have the same.
+    /// The subject of one of the keys. Different keys have different subjects.
     pub(super) fn subject(
         &self,
         number: usize,
@@ -165,13 +155,39 @@ impl KeySpec {
             }
             part.write(&mut subject, request, parameters, ipv6_prefix);
         }
-        if subject.len() > SUBJECT_BYTES_MAX {
-            let whole = core::mem::replace(&mut subject, String::from("{"));
-            write_digest(&mut subject, &whole);
-        }
-        subject.push('}');
-        subject
+        ended(subject)
     }
+}
+
+/// The subject of attributes, in their order. No two different lists of them have the same.
+pub fn subject_of_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut subject = String::with_capacity(64);
+    subject.push('{');
+    for (position, (name, value)) in attributes.enumerate() {
+        if position > 0 {
+            subject.push('+');
+        }
+        subject.push_str("attribute.");
+        for (number, part) in name.split(':').enumerate() {
+            if number > 0 {
+                subject.push_str("%3A");
+            }
+            write_escaped(&mut subject, part);
+        }
+        subject.push(':');
+        write_escaped(&mut subject, value);
+    }
+    ended(subject)
+}
+
+/// The subject with its closing brace; a digest in place of a long one.
+fn ended(mut subject: String) -> String {
+    if subject.len() > SUBJECT_BYTES_MAX {
+        let whole = core::mem::replace(&mut subject, String::from("{"));
+        write_digest(&mut subject, &whole);
+    }
+    subject.push('}');
+    subject
 }
 
 /// The parts of a key by API key with the address in place of the API key.
@@ -196,7 +212,7 @@ fn write_ip(subject: &mut String, ip: Option<IpAddr>, ipv6_prefix: u8) -> core::
     }
 }
 
-/// Writes 128 bits of a text's SHA-256. No two texts with the same are found, and there is no secret that all nodes would have to share.
+/// Writes 128 bits of the SHA-256 of a text. Collisions cannot be found, and nodes need no shared secret.
 fn write_digest(subject: &mut String, text: &str) {
     subject.push_str("sha256:");
     for byte in &Sha256::digest(text.as_bytes())[..16] {
@@ -204,7 +220,7 @@ fn write_digest(subject: &mut String, text: &str) {
     }
 }
 
-/// What would end the hash tag, join two parts or forge a line is written as `%XX`.
+/// Escapes characters as `%XX` that would end the hash tag, join two parts or forge a line.
 fn write_escaped(subject: &mut String, text: &str) {
     for c in text.chars() {
         if c.is_control() || matches!(c, '{' | '}' | '+' | '%' | ' ') {
@@ -215,7 +231,7 @@ fn write_escaped(subject: &mut String, text: &str) {
     }
 }
 
-/// A number below `parts` that stays the same for a subject, on all nodes and for ever.
+/// A number below `parts` that is the same for a subject on all nodes, at all times.
 pub(super) fn part_of(rule: &str, subject: &str, parts: u64) -> u64 {
     let digest =
         Sha256::new().chain_update(rule.as_bytes()).chain_update([0]).chain_update(subject).finalize();

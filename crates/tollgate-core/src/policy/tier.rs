@@ -1,44 +1,34 @@
-//! Tiers: limits that depend on who the caller is.
+//! Tiers: limits that depend on the user or the API key.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::request::{Descriptors, said};
+use super::request::{Descriptors, non_empty};
 use super::subject::KeyPart;
 
 /// A family of tiers: of users, or of API keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Family {
-    /// `users`.
+    /// Its name, such as `users`.
     pub name: Box<str>,
     /// The names of its tiers.
     pub tiers: Vec<Box<str>>,
-    /// The tier of everybody of whom nothing else is known, by number.
+    /// The tier of members without another tier, by number.
     pub default: usize,
-    /// Whose tiers they are: a user's or an API key's.
+    /// The members of the family: users or API keys.
     pub member: KeyPart,
-    /// The tiers of those who are listed, by number.
+    /// The tiers of listed members, by number.
     pub members: BTreeMap<Box<str>, usize>,
 }
 
 impl Family {
-    /// The tier that a request has: one that was assigned, one that it claims, one that is listed, or the default.
+    /// The tier of a request: the assigned one, the claimed one, the listed one, or the default.
     pub(super) fn tier_of(&self, request: &Descriptors<'_>) -> usize {
-        let known = |name: Option<&str>| said(name).and_then(|name| self.number(name));
+        let known = |name: Option<&str>| non_empty(name).and_then(|name| self.number(name));
         let named = known(request.assigned_tiers.get(&self.name)).or_else(|| known(request.tier));
-        let member = match self.member {
-            KeyPart::User => said(request.user),
-            KeyPart::ApiKey => said(request.api_key),
-            KeyPart::Ip
-            | KeyPart::UnverifiedApiKeyAddress
-            | KeyPart::Host
-            | KeyPart::Path(_)
-            | KeyPart::Value(..)
-            | KeyPart::SecretHeader(_)
-            | KeyPart::Global => None,
-        };
-        named.or_else(|| self.members.get(member?).copied()).unwrap_or(self.default)
+        let member = if self.member == KeyPart::User { request.user } else { request.api_key };
+        named.or_else(|| self.members.get(non_empty(member)?).copied()).unwrap_or(self.default)
     }
 
     /// A tier by its name.
@@ -49,9 +39,10 @@ impl Family {
 
 /// Whether the request names a tier that no family has.
 pub(super) fn is_unknown(families: &[Family], request: &Descriptors<'_>) -> bool {
-    let claimed = said(request.tier).is_some_and(|name| families.iter().all(|it| it.number(name).is_none()));
+    let claimed =
+        non_empty(request.tier).is_some_and(|name| families.iter().all(|it| it.number(name).is_none()));
     let assigned = |it: &Family| {
-        said(request.assigned_tiers.get(&it.name)).is_some_and(|name| it.number(name).is_none())
+        non_empty(request.assigned_tiers.get(&it.name)).is_some_and(|name| it.number(name).is_none())
     };
     !families.is_empty() && claimed || families.iter().any(assigned)
 }

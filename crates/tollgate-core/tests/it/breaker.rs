@@ -21,7 +21,7 @@ fn calls(breaker: &mut Breaker, now: Timestamp, outcomes: &str) -> String {
 }
 
 #[test]
-fn half_of_the_last_ten_calls_open_it_and_three_probes_close_it() {
+fn breaker_opens_after_half_of_ten_calls_and_closes_after_three_probes() {
     let mut breaker = Breaker::new(BreakerConfig::default());
     // Four failures in any ten calls are borne, however long it goes on.
     assert_eq!(calls(&mut breaker, at(0), &"----++++++".repeat(10)), "----++++++".repeat(10));
@@ -53,7 +53,7 @@ fn calls_that_time_out_together_count_once() {
 }
 
 #[test]
-fn slowness_opens_it_only_after_several_deadlines() {
+fn breaker_opens_for_slow_calls_only_after_several_deadlines() {
     let mut breaker = Breaker::new(BreakerConfig::default());
     let mut waiting = std::collections::VecDeque::new();
     // Calls begin every millisecond, and each gives up after 10 ms.
@@ -70,7 +70,7 @@ fn slowness_opens_it_only_after_several_deadlines() {
 }
 
 #[test]
-fn a_server_that_was_never_there_opens_it_as_well() {
+fn breaker_opens_for_a_server_that_was_never_up() {
     let mut breaker = Breaker::new(BreakerConfig::default());
     assert_eq!(calls(&mut breaker, at(0), "-------"), "-----..");
 }
@@ -87,7 +87,7 @@ fn probes_go_one_at_a_time_and_a_forgone_one_makes_room() {
 }
 
 #[test]
-fn what_is_told_of_an_earlier_era_changes_nothing() {
+fn outcome_of_an_earlier_phase_changes_nothing() {
     let mut breaker = Breaker::new(BreakerConfig::default());
     let late: Vec<Pass> = (0..20).filter_map(|_| breaker.permit(at(0))).collect();
     calls(&mut breaker, at(10), "-----");
@@ -113,7 +113,7 @@ fn a_new_connection_is_a_reason_to_probe_at_once() {
 }
 
 #[test]
-fn chance_adds_up_to_a_quarter_to_the_wait() {
+fn jitter_adds_at_most_a_quarter_to_the_wait() {
     for (jitter, ms) in [(0, 499), (128, 562), (255, 624)] {
         let mut breaker = Breaker::new(BreakerConfig::default());
         for _ in 0..5 {
@@ -165,7 +165,7 @@ proptest! {
     /// Whatever happens: half-open, at most one call is under way; open, none begins before its time; and a server that
     /// answers again is back in use after its wait and its probes.
     #[test]
-    fn one_probe_at_a_time_and_never_open_for_good(
+    fn breaker_probes_one_at_a_time_and_never_stays_open(
         percent in 1..=100_u32, window in 1..=64_u32, probes in 1..=5_u32, steps in steps(),
     ) {
         let wait = Micros::from_millis(500);

@@ -328,7 +328,7 @@ proptest! {
         let run = run(limit, start, &steps);
         check_intervals(run.grants, |from, to| {
             let ticks = u128::from(to / tick - from / tick);
-            (u128::from(bucket.capacity()) * unit + flow * ticks) / unit
+            (u128::from(bucket.size()) * unit + flow * ticks) / unit
         })?;
     }
 
@@ -339,7 +339,7 @@ proptest! {
         let Limit::IntervalBucket(bucket) = limit else { unreachable!() };
         let run = run(limit, start, &steps);
         check_intervals(run.grants, |from, to| {
-            u128::from(bucket.capacity()) + u128::from((to - from).div_ceil(bucket.period())) * u128::from(bucket.refill())
+            u128::from(bucket.size()) + u128::from((to - from).div_ceil(bucket.period())) * u128::from(bucket.refill())
         })?;
     }
 
@@ -385,7 +385,7 @@ proptest! {
     ) {
         let Limit::SlidingCounter(counter) = limit else { unreachable!() };
         let parts = u64::from(counter.sub_buckets());
-        let part = counter.window().get() / parts;
+        let part = counter.horizon().get() / parts;
         let ticks = |us: u64| us / counter.tick();
         let mut run = Run::new(limit, start);
         for step in &steps {
@@ -437,7 +437,7 @@ proptest! {
     }
 
     #[test]
-    fn remaining_is_what_can_be_taken(limit in limits(), start in starts(), steps in steps(40)) {
+    fn remaining_permits_can_be_taken(limit in limits(), start in starts(), steps in steps(40)) {
         let mut run = Run::new(limit, start);
         for step in &steps {
             run.step(step);
@@ -454,7 +454,7 @@ proptest! {
     fn time_running_backwards_grants_nothing(
         limit in limits(), start in starts(), steps in steps(40), back in 0..=u64::MAX, sixteenths in 0..=64_u64,
     ) {
-        // Whoever waits in a log or a counter keeps later callers from what is free; re-dating ends that, and rightly so.
+        // A reservation in a log or a counter blocks later callers. Re-dating ends that, which is right.
         let steps: Vec<_> = steps.into_iter().map(Step::without_wait).collect();
         let run = run(limit, start, &steps);
         let now = run.now.as_micros().max(run.latest);
@@ -467,7 +467,7 @@ proptest! {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_locks_nobody_out_for_long(
+    fn clock_set_back_locks_no_key_out_for_long(
         limit in limits(), steps in steps(40), horizons in 2..=1_000_u64, eighths in 0..=8_u8,
     ) {
         prop_assume!(!counts_denied(&limit));
@@ -557,7 +557,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics_at_the_ends_of_the_numbers(
+    fn no_panic_at_the_ends_of_the_number_range(
         permits in any::<u64>(), us in any::<u64>(), size in any::<u64>(), parts in any::<u32>(), strict in any::<bool>(),
         acts in prop::collection::vec((ends(), ends(), prop::option::of(ends()), 0..=3_u8), 1..20),
     ) {

@@ -12,13 +12,13 @@ const BEGIN_US: u64 = 1_700_000_000_000_000;
 /// What happens next, after some time.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A node asks for permits ahead of use. Its question was under way for so long.
+    /// A node asks for permits ahead of use. The field is the time that its call takes.
     Lease { wanted: u64, under_way_us: u64 },
     /// A node takes permits from a lease that it holds, if it still may.
     Spend { lease: usize, permits: u64 },
     /// A node gives back what it has not spent of a lease.
     GiveBack { lease: usize },
-    /// Somebody asks without a lease, and may be ready to wait.
+    /// A caller asks without a lease, and may accept a wait.
     Take { permits: u64, wait_us: u64 },
 }
 
@@ -42,7 +42,7 @@ fn excess(bucket: &TokenBucket, rate: Rate, passed: &[Passed]) -> i128 {
         let headroom = flowed - total * per;
         let beginning = *best.insert(best.map_or(headroom, |best: i128| best.max(headroom)));
         total += i128::from(*permits);
-        worst = worst.max(total * per - flowed + beginning - i128::from(bucket.capacity()) * per);
+        worst = worst.max(total * per - flowed + beginning - i128::from(bucket.size()) * per);
     }
     worst
 }
@@ -65,7 +65,7 @@ fn buckets() -> impl Strategy<Value = (TokenBucket, Rate, Micros)> {
     })
 }
 
-/// Plays a trace and says what passed. Before each event the store's clock is set back by so much.
+/// Plays a trace and returns the admissions. Before each event the store's clock is set back by some microseconds.
 fn play(
     bucket: &LeaseBucket,
     life: Micros,
@@ -113,7 +113,7 @@ fn play(
         // What is left here and what may still be spent elsewhere fit into the bucket together.
         let out: u64 = held.iter().filter(|lease| now < lease.ends).map(|lease| lease.left).sum();
         let left = bucket.status(&state, store).remaining;
-        assert!(left + out <= bucket.0.capacity(), "{left} left and {out} out");
+        assert!(left + out <= bucket.0.size(), "{left} left and {out} out");
     }
     // Those who wait pass later than those who come after them.
     passed.sort_by_key(|(at, _)| *at);
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn without_leases_it_is_the_bucket((bucket, ..) in buckets(), asks in prop::collection::vec((0..2_000_u64, 0..25_u64, prop::option::of(0..3_000_u64)), 1..50)) {
+    fn lease_bucket_without_leases_decides_like_the_bucket((bucket, ..) in buckets(), asks in prop::collection::vec((0..2_000_u64, 0..25_u64, prop::option::of(0..3_000_u64)), 1..50)) {
         let lease = LeaseBucket(bucket);
         let mut now = Timestamp::from_micros(BEGIN_US);
         let (mut plain, mut lending) = (bucket.fresh(now), lease.fresh(now));
@@ -200,7 +200,7 @@ proptest! {
 /// The obvious way: a lease is an ordinary debit, and the bucket refills as if it had been spent. All nodes lease, wait until the
 /// bucket is full again, and spend everything.
 #[test]
-fn the_obvious_lease_would_exceed_the_limit() {
+fn leases_that_are_not_counted_as_out_would_exceed_the_limit() {
     let rate = Rate::per_second(10);
     let bucket = TokenBucket::new(10, rate).unwrap();
     let start = Timestamp::from_micros(BEGIN_US);
@@ -223,7 +223,7 @@ fn the_obvious_lease_would_exceed_the_limit() {
 /// A lease of ordinary debits is given back, but the store hangs and hears of it when as much has flowed: both together would be a
 /// second bucketful.
 #[test]
-fn what_has_flowed_in_place_of_a_lease_is_not_given_back_a_second_time() {
+fn permits_that_flowed_back_for_a_lease_are_not_returned_again() {
     let limit = Limit::TokenBucket(TokenBucket::new(100, Rate::per_second(100)).unwrap());
     let terms = LeaseTerms::of_any_size(&limit, Consistency::LeaseFast).unwrap();
     let start = Timestamp::from_micros(BEGIN_US);
@@ -260,7 +260,7 @@ fn leases_that_are_swapped_for_new_ones_do_not_pile_up() {
 
 /// What is left and what is out were within the larger limit, not within the smaller one.
 #[test]
-fn a_return_under_a_smaller_limit_stops_at_the_brim() {
+fn return_under_a_smaller_limit_stops_at_the_capacity() {
     let rate = Rate::per_second(10);
     let (large, small) = (TokenBucket::new(100, rate).unwrap(), TokenBucket::new(10, rate).unwrap());
     let (now, life) = (Timestamp::from_micros(BEGIN_US), Micros::from_secs(1));
@@ -276,7 +276,7 @@ fn a_return_under_a_smaller_limit_stops_at_the_brim() {
 
 /// A failover may have lost any key, also one that is not there any more: nothing comes before it would if all had been taken.
 #[test]
-fn a_key_that_is_not_there_is_distrusted_after_a_failover() {
+fn missing_key_is_distrusted_after_a_failover() {
     let (rate, since) = (Rate::per_second(10), Timestamp::from_micros(BEGIN_US));
     let limits = [
         Limit::TokenBucket(TokenBucket::new(10, rate).unwrap()),

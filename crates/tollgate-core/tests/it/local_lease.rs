@@ -22,7 +22,7 @@ fn grant(permits: u64, ms: u64) -> Option<Grant> {
 /// A key that is asked about once a millisecond until it is worth a lease: when, and for how much.
 fn ask_until_worth_it(lease: &mut LocalLease, terms: &LeaseTerms) -> (u64, u64) {
     for ms in 0.. {
-        match lease.decide(at(ms), 1, false, terms, PARTS) {
+        match lease.decide(at(ms), 1, false, terms, PARTS, None) {
             Move::Ask { ahead: 0 } => {}
             Move::Ask { ahead } => return (ms, ahead),
             other => panic!("nothing is held: {other:?}"),
@@ -32,25 +32,28 @@ fn ask_until_worth_it(lease: &mut LocalLease, terms: &LeaseTerms) -> (u64, u64) 
 }
 
 #[test]
-fn a_key_that_is_asked_about_now_and_then_is_not_worth_a_lease() {
+fn key_with_rare_requests_is_not_worth_a_lease() {
     let mut lease = LocalLease::default();
     for second in 0..20 {
-        assert_eq!(lease.decide(at(second * 1_000), 1, false, &terms(), PARTS), Move::Ask { ahead: 0 });
+        assert_eq!(lease.decide(at(second * 1_000), 1, false, &terms(), PARTS, None), Move::Ask { ahead: 0 });
     }
 }
 
 #[test]
-fn a_hot_key_is_and_only_one_call_asks() {
+fn hot_key_is_worth_a_lease_and_only_one_call_asks() {
     let (mut lease, terms) = (LocalLease::default(), terms());
     let (ms, ahead) = ask_until_worth_it(&mut lease, &terms);
     assert!(ms < 20 && ahead >= 3, "{ahead} after {ms} ms");
     // The others are decided by the state meanwhile.
-    assert_eq!(lease.decide(at(ms), 1, false, &terms, PARTS), Move::Ask { ahead: 0 });
+    assert_eq!(lease.decide(at(ms), 1, false, &terms, PARTS, None), Move::Ask { ahead: 0 });
     assert_eq!(lease.answered(at(ms + 1), at(ms), ahead, grant(100, ms), None, &terms), 0);
     assert_eq!(lease.left(at(ms + 1)), 100);
-    assert_eq!(lease.decide(at(ms + 1), 40, false, &terms, PARTS), Move::Spend { fetch: 0 });
+    assert_eq!(lease.decide(at(ms + 1), 40, false, &terms, PARTS, None), Move::Spend { fetch: 0 });
     assert_eq!(lease.left(at(ms + 1)), 60);
-    assert!(matches!(lease.decide(at(ms + 1), 61, false, &terms, PARTS), Move::Ask { .. }), "not in part");
+    assert!(
+        matches!(lease.decide(at(ms + 1), 61, false, &terms, PARTS, None), Move::Ask { .. }),
+        "not in part"
+    );
     assert_eq!(lease.left(at(ms + 1)), 60);
 }
 
@@ -58,16 +61,16 @@ fn a_hot_key_is_and_only_one_call_asks() {
 fn more_is_fetched_before_it_runs_out_and_never_beyond_the_ceiling() {
     let (mut lease, terms) = (LocalLease::default(), terms().with_ceiling(150));
     for ms in 0..250 {
-        lease.decide(at(ms), 10, false, &terms, None);
+        lease.decide(at(ms), 10, false, &terms, None, None);
     }
-    let Move::Ask { ahead } = lease.decide(at(250), 10, false, &terms, PARTS) else {
+    let Move::Ask { ahead } = lease.decide(at(250), 10, false, &terms, PARTS, None) else {
         panic!("nothing is held")
     };
     assert_eq!(ahead, 150, "ten a millisecond would be 1,000 in half a lease time");
     lease.answered(at(250), at(250), ahead, grant(150, 250), None, &terms);
     let mut fetched = None;
     for ms in 250..270 {
-        match lease.decide(at(ms), 10, false, &terms, PARTS) {
+        match lease.decide(at(ms), 10, false, &terms, PARTS, None) {
             Move::Spend { fetch: 0 } => {}
             Move::Spend { fetch } => {
                 fetched = Some((fetch, lease.left(at(ms))));
@@ -93,11 +96,11 @@ fn a_lease_ends_on_time_counted_from_when_it_was_asked_for() {
 }
 
 #[test]
-fn a_denial_is_believed_for_as_long_as_it_says_and_no_longer_than_changes_may_go_unseen() {
+fn denial_is_cached_until_its_retry_and_no_longer_than_the_maximum() {
     let (mut lease, terms) = (LocalLease::default(), terms());
     let mut denied = |retry_ms: u64, ms: u64, cost: u64| {
         lease.answered(at(0), at(0), 0, None, Some((5, Micros::from_millis(retry_ms))), &terms);
-        lease.decide(at(ms), cost, false, &terms, PARTS)
+        lease.decide(at(ms), cost, false, &terms, PARTS, None)
     };
     assert_eq!(denied(20, 19, 5), Move::Deny { retry: Micros::from_millis(1) });
     assert!(matches!(denied(20, 20, 5), Move::Ask { .. }));
@@ -107,12 +110,12 @@ fn a_denial_is_believed_for_as_long_as_it_says_and_no_longer_than_changes_may_go
 }
 
 #[test]
-fn a_state_with_too_little_is_left_alone_for_a_moment() {
+fn state_with_too_few_permits_is_not_asked_for_a_moment() {
     let (mut lease, terms) = (LocalLease::default(), terms());
     let (ms, ahead) = ask_until_worth_it(&mut lease, &terms);
     lease.answered(at(ms), at(ms), ahead, grant(0, ms), Some((1, Micros::from_millis(1))), &terms);
     for later in 0..50 {
-        let Move::Deny { retry } = lease.decide(at(ms + later), 1, false, &terms, PARTS) else {
+        let Move::Deny { retry } = lease.decide(at(ms + later), 1, false, &terms, PARTS, None) else {
             panic!("asked again after {later} ms");
         };
         assert_eq!(
@@ -121,16 +124,16 @@ fn a_state_with_too_little_is_left_alone_for_a_moment() {
             "the promised retry is when the state is asked again"
         );
     }
-    assert!(matches!(lease.decide(at(ms + 50), 1, false, &terms, PARTS), Move::Ask { ahead: 1.. }));
+    assert!(matches!(lease.decide(at(ms + 50), 1, false, &terms, PARTS, None), Move::Ask { ahead: 1.. }));
     // Who is ready to wait is not denied here.
     lease.answered(at(ms), at(ms), ahead, None, Some((1, Micros::from_millis(1))), &terms);
-    assert!(matches!(lease.decide(at(ms), 1, true, &terms, PARTS), Move::Ask { .. }));
+    assert!(matches!(lease.decide(at(ms), 1, true, &terms, PARTS, None), Move::Ask { .. }));
 }
 
 #[test]
-fn what_nobody_asks_for_is_given_back_once() {
+fn idle_leases_are_given_back_once() {
     let (mut lease, terms) = (LocalLease::default(), terms());
-    lease.decide(at(0), 1, false, &terms, PARTS);
+    lease.decide(at(0), 1, false, &terms, PARTS, None);
     lease.answered(at(0), at(0), 10, grant(10, 0), None, &terms);
     assert!(!lease.is_idle(at(100), &terms));
     assert!(lease.is_idle(at(101), &terms));

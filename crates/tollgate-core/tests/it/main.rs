@@ -11,7 +11,7 @@ mod local_lease; // what a node does with what it has borrowed
 mod migrate; // what a key has used when its limit changes
 mod paths; // spellings of paths, and limits that are left out
 mod policy; // which limits a request is checked against
-mod quota; // so many per day, week or month
+mod quota; // calendar quotas by day, week and month
 mod retention; // what a log keeps for longer windows
 mod vectors; // the published steps of each algorithm
 mod worked; // the numbers of the specification and the known traps

@@ -1,5 +1,5 @@
 //! What holds when the limit of a key changes, whatever is asked in between: consumed stays consumed, changing back and forth
-//! earns nothing, and nobody is locked out.
+//! gives no permits away, and no key is locked out.
 
 use proptest::prelude::*;
 use tollgate_core::{
@@ -316,7 +316,7 @@ fn counts_alike(one: &Limit, other: &Limit) -> bool {
 fn counts_and_cuts_alike(one: &Limit, other: &Limit) -> bool {
     match (one, other) {
         (Limit::SlidingCounter(one), Limit::SlidingCounter(other)) => {
-            one.window() == other.window() && one.sub_buckets() == other.sub_buckets()
+            one.horizon() == other.horizon() && one.sub_buckets() == other.sub_buckets()
         }
         _ => false,
     }
@@ -326,7 +326,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn what_was_consumed_stays_consumed(limits in all(), start in starts(), steps in steps(true), to in 0..=3_u8) {
+    fn consumed_permits_stay_consumed(limits in all(), start in starts(), steps in steps(true), to in 0..=3_u8) {
         let mut run = Run::new(limits, start);
         for step in &steps {
             run.step(step)?;
@@ -363,9 +363,9 @@ proptest! {
         check_intervals(run.grants, |from, to| size + flow_max(&run.limits, to - from))?;
     }
 
-    /// A faster limit pays sooner for what a slower one has promised to start later, and the promise stays: at its start, so much more.
+    /// A faster limit pays sooner for reservations under a slower one, and the reservations stay: their permits come on top at the start.
     #[test]
-    fn promises_of_a_slower_limit_come_on_top_of_a_faster_one_and_nothing_else(
+    fn reservations_of_a_slower_limit_come_on_top_of_a_faster_one_and_nothing_else(
         limits in prop_oneof![buckets(), leaky()], start in starts(), steps in steps(true),
     ) {
         let run = Run::played(limits, start, &steps)?;
@@ -453,7 +453,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_limit_locks_nobody_out(
+    fn changed_limit_locks_no_key_out(
         limits in all(), start in starts(), steps in steps(false), to in 0..=3_u8, eighths in 0..=8_u8,
     ) {
         let mut run = Run::played(limits, start, &steps)?;
@@ -466,7 +466,7 @@ proptest! {
         let tick = run.limits.iter().map(|limit| match limit {
             Limit::TokenBucket(it) => it.tick(),
             Limit::LeakyBucket(it) => it.room().tick(),
-            Limit::SlidingCounter(it) => it.window().get() / u64::from(it.sub_buckets()),
+            Limit::SlidingCounter(it) => it.horizon().get() / u64::from(it.sub_buckets()),
             _ => 0,
         });
         // The end of a longer window can be that of promises for the next one, for all that a window knows.
@@ -498,7 +498,7 @@ proptest! {
     }
 
     #[test]
-    fn a_carried_state_that_is_over_is_as_good_as_none(
+    fn carried_state_that_is_over_decides_like_a_missing_one(
         limits in all(), start in starts(), steps in steps(true), to in 0..=3_u8,
     ) {
         let mut run = Run::played(limits, start, &steps)?;
@@ -514,7 +514,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics_at_the_ends_of_the_numbers(
+    fn no_panic_at_the_ends_of_the_number_range(
         ones in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), 0..=60_u32, 0..=60_u32, 1..=10_u32), 2..=4),
         acts in prop::collection::vec((0..=3_usize, any::<u64>(), any::<u64>(), prop::option::of(any::<u64>()), 0..=3_u8, 0..=60_u32), 1..20),
     ) {
@@ -569,7 +569,7 @@ fn left(limit: &Limit, state: &State, now: Timestamp) -> (u64, Micros) {
 }
 
 #[test]
-fn a_thousand_that_are_used_up_stay_used_up_under_a_hundred_and_under_a_thousand_again() {
+fn consumed_permits_stay_consumed_when_the_limit_is_lowered_and_raised_again() {
     let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
     let (large, small) = (bucket(1_000), bucket(100));
     let mut state = large.fresh(at(0));
@@ -589,7 +589,7 @@ fn a_thousand_that_are_used_up_stay_used_up_under_a_hundred_and_under_a_thousand
 }
 
 #[test]
-fn a_hundred_that_are_used_up_are_a_tenth_of_a_thousand() {
+fn hundred_consumed_permits_count_under_a_limit_of_a_thousand() {
     let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_minute(size)).unwrap());
     let (large, small) = (bucket(1_000), bucket(100));
     let mut state = small.fresh(at(0));
@@ -600,7 +600,7 @@ fn a_hundred_that_are_used_up_are_a_tenth_of_a_thousand() {
 }
 
 #[test]
-fn greedy_and_interval_refill_share_what_was_used() {
+fn greedy_and_interval_refill_share_consumed_permits() {
     let greedy = Limit::TokenBucket(TokenBucket::new(10, Rate::per_second(1)).unwrap());
     let interval = Limit::IntervalBucket(IntervalBucket::new(10, Rate::per_minute(10)).unwrap());
     let mut state = greedy.fresh(at(0));
@@ -612,7 +612,7 @@ fn greedy_and_interval_refill_share_what_was_used() {
 }
 
 #[test]
-fn a_window_that_comes_back_finds_what_was_counted_in_it() {
+fn window_that_comes_back_finds_its_counts() {
     let window = |limit| Limit::FixedWindow(FixedWindow::new(Rate::per_minute(limit)).unwrap());
     let (large, small) = (window(1_000), window(100));
     let mut state = large.fresh(at(0));
@@ -665,7 +665,7 @@ fn another_algorithm_starts_afresh() {
 }
 
 #[test]
-fn what_is_out_stays_out_under_another_limit() {
+fn leases_stay_out_under_another_limit() {
     let bucket = |size| Limit::TokenBucket(TokenBucket::new(size, Rate::per_second(100)).unwrap());
     let (large, small) = (bucket(1_000), bucket(300));
     let terms = LeaseTerms::new(&large, Consistency::Lease).unwrap();

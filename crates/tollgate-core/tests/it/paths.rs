@@ -14,7 +14,7 @@ fn path(text: &str) -> Match {
     Match { paths: vec![PathPattern::new(text).unwrap()], ..Match::default() }
 }
 
-/// A rule that counts everybody together, by the limit of its number.
+/// A rule that counts all requests together, by the limit of its number.
 fn rule(number: usize, matching: Match) -> Rule {
     Rule {
         name: format!("r{number}").into(),

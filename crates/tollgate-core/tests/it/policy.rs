@@ -47,7 +47,7 @@ fn rules_of(policy: &Policy, request: &Descriptors<'_>) -> Vec<usize> {
 }
 
 #[test]
-fn paths_match_as_people_write_them() {
+fn paths_match_their_patterns() {
     for (pattern, matching, other) in [
         (
             "/api/login",
@@ -101,7 +101,7 @@ fn patterns_that_can_never_match_are_refused() {
 }
 
 #[test]
-fn keys_are_the_first_that_the_request_has_and_never_meet() {
+fn first_key_of_the_request_is_used_and_keys_never_collide() {
     let keys =
         vec![vec![KeyPart::ApiKey], vec![KeyPart::User, KeyPart::Ip], vec![KeyPart::Path("id".into())]];
     let policy = policy(vec![rule("r", path("/users/{id}"), keys, vec![0])]);
@@ -200,9 +200,8 @@ fn any_match() -> impl Strategy<Value = Match> {
             methods: methods.into_iter().map(Into::into).collect(),
             hosts,
             networks,
-            tiers: Vec::new(),
-            identities: Vec::new(),
             values,
+            ..Match::default()
         })
 }
 
@@ -231,7 +230,7 @@ fn a_stop_ends_the_list_and_a_missing_key_does_not() {
 }
 
 #[test]
-fn a_rule_can_insist_on_its_key() {
+fn rule_can_refuse_requests_without_its_key() {
     let mut insisting = rule("pay", path("/pay"), vec![vec![KeyPart::User]], vec![0]);
     insisting.deny_empty_key = Some(403);
     let policy = policy(vec![rule("ip", Match::default(), vec![vec![KeyPart::Ip]], vec![1]), insisting]);
@@ -326,7 +325,7 @@ fn logs_count_as_more_than_one_limit_because_they_take_the_store_longer() {
 }
 
 #[test]
-fn codes_say_what_was_counted_by() {
+fn refusal_codes_name_the_key() {
     let code = |parts: Vec<KeyPart>| rule("r", Match::default(), vec![parts], vec![]).code(0);
     let expected: HashMap<&str, Vec<KeyPart>> = HashMap::from([
         ("IP_LIMIT", vec![KeyPart::Ip]),
@@ -342,7 +341,7 @@ fn codes_say_what_was_counted_by() {
 }
 
 #[test]
-fn what_is_unlimited_needs_no_key_and_can_stop() {
+fn unlimited_rule_needs_no_key_and_can_stop() {
     let mut office = rule("office", path("/office"), vec![], vec![]);
     office.limits = RuleLimits::Own(Limits::Unlimited);
     office.stop = true;
@@ -356,7 +355,7 @@ fn what_is_unlimited_needs_no_key_and_can_stop() {
 }
 
 #[test]
-fn a_rule_in_shadow_leaves_everything_else_as_it_is() {
+fn rule_in_shadow_changes_no_decision() {
     let global = || vec![vec![KeyPart::Global]];
     for first_match in [false, true] {
         let mut shadow = rule("shadow", Match::default(), vec![vec![KeyPart::User]], vec![0]);
@@ -371,7 +370,7 @@ fn a_rule_in_shadow_leaves_everything_else_as_it_is() {
         parts.default = Some(rule("default", Match::default(), global(), vec![2]));
         let policy = Policy::new(parts);
         let anonymous = policy.select(&Descriptors { path: "/real", ..Descriptors::default() }, 1);
-        assert_eq!((anonymous.refusal, anonymous.checks.len()), (None, 1), "it refuses nobody");
+        assert_eq!((anonymous.refusal, anonymous.checks.len()), (None, 1), "it refuses no request");
         let request = Descriptors { user: Some("u"), path: "/real", ..Descriptors::default() };
         assert_eq!(rules_of(&policy, &request), [0, 1], "it stops nothing");
         assert_eq!(
@@ -379,5 +378,107 @@ fn a_rule_in_shadow_leaves_everything_else_as_it_is() {
             [0, 2],
             "the default applies"
         );
+    }
+}
+
+#[test]
+fn a_pattern_covers_every_path_of_a_narrower_one() {
+    let pattern = |text| PathPattern::new(text).unwrap();
+    for (wide, narrow) in [
+        ("/api/**", "/api/login"),
+        ("/api/**", "/api"),
+        ("/api/**", "/api/*/items/**"),
+        ("/**", "/**"),
+        ("/api/*", "/api/{id}"),
+        ("/api/{id}", "/api/*.png"),
+        ("/img/*.png", "/img/a.png"),
+        ("/**/items", "/api/v1/items"),
+        ("/**/items", "/api/**/items"),
+    ] {
+        assert!(pattern(wide).covers(&pattern(narrow)), "{wide} {narrow}");
+    }
+    for (wide, narrow) in [
+        ("/api/login", "/api/**"),
+        ("/api/*", "/api/**"),
+        ("/api/*", "/api"),
+        ("/api/*", "/api/a/b"),
+        ("/img/*.png", "/img/*"),
+        ("/img/a*", "/img/{id}"),
+        ("/**/items", "/api/**"),
+        ("/a", "/b"),
+    ] {
+        assert!(!pattern(wide).covers(&pattern(narrow)), "{wide} {narrow}");
+    }
+}
+
+#[test]
+fn conditions_cover_narrower_ones_and_no_others() {
+    let get = |text| Match { methods: vec!["GET".into()], ..path(text) };
+    assert!(Match::default().covers(&get("/api")) && path("/api/**").covers(&get("/api/x")));
+    assert!(get("/api/**").covers(&get("/api/x")));
+    assert!(!get("/api/**").covers(&path("/api/x")) && !path("/api").covers(&Match::default()));
+    let named = Match { attribute_names: Some(vec!["a".into()]), ..Match::default() };
+    assert!(Match::default().covers(&named) && !named.covers(&Match::default()) && named.covers(&named));
+}
+
+#[test]
+fn attribute_names_are_matched_in_number_and_order() {
+    let names = |names: &[&str]| Match {
+        attribute_names: Some(names.iter().map(|name| (*name).into()).collect()),
+        ..Match::default()
+    };
+    let policy = policy(vec![
+        rule("two", names(&["a", "b"]), vec![vec![KeyPart::Global]], vec![0]),
+        rule("none", names(&[]), vec![vec![KeyPart::Global]], vec![1]),
+    ]);
+    let of = |attributes: Vec<(&str, &str)>| {
+        rules_of(&policy, &Descriptors { attributes: &attributes, ..Descriptors::default() })
+    };
+    assert_eq!(of(vec![("a", "1"), ("b", "2")]), [0]);
+    assert_eq!(of(vec![]), [1]);
+    for other in [vec![("a", "1")], vec![("b", "2"), ("a", "1")], vec![("a", "1"), ("b", "2"), ("c", "3")]] {
+        assert_eq!(of(other.clone()), [0_usize; 0], "{other:?}");
+    }
+}
+
+#[test]
+fn a_replaced_rule_does_not_apply_where_the_other_one_matches() {
+    let rules = vec![
+        rule("all", Match::default(), vec![vec![KeyPart::Global]], vec![0]),
+        rule("login", path("/login"), vec![vec![KeyPart::Global]], vec![1]),
+        rule("user", path("/user"), vec![vec![KeyPart::User]], vec![2]),
+    ];
+    let parts = PolicyParts {
+        replacements: vec![(1, 0), (2, 0)],
+        rules,
+        limits: limits(3),
+        ..PolicyParts::default()
+    };
+    let policy = Policy::new(parts);
+    let at = |path| Descriptors { path, ..Descriptors::default() };
+    assert_eq!(rules_of(&policy, &at("/else")), [0]);
+    assert_eq!(rules_of(&policy, &at("/login")), [1]);
+    assert_eq!(rules_of(&policy, &at("/user")), [0], "a rule that is skipped replaces nothing");
+    let mut other = policy.select(&at("/else"), 1);
+    other.leave_out(&policy.select(&at("/login"), 1).replaced);
+    assert!(other.checks.is_empty(), "of two requests that are decided together");
+}
+
+proptest! {
+    #[test]
+    fn conditions_that_cover_others_hold_wherever_these_do(
+        wide in any_match(), narrow in any_match(), requests in prop::collection::vec(any_request(), 1..20),
+    ) {
+        // With all of its conditions it would hardly ever cover the other one.
+        let by_path = Match { paths: wide.paths.clone(), ..Match::default() };
+        let Some(wide) = [wide, by_path].into_iter().find(|wide| wide.covers(&narrow)) else { return Ok(()) };
+        let everyone = || vec![vec![KeyPart::Global]];
+        let policy = policy(vec![rule("wide", wide, everyone(), vec![0]), rule("narrow", narrow, everyone(), vec![1])]);
+        for (path, method, host, ip, plan) in &requests {
+            let attributes = vec![("plan", plan.as_str())];
+            let request = Descriptors { path, method, host, ip: *ip, attributes: &attributes, ..Descriptors::default() };
+            let rules = rules_of(&policy, &request);
+            prop_assert!(!rules.contains(&1) || rules.contains(&0), "{request:?}", request = (path, method, host, ip, plan));
+        }
     }
 }

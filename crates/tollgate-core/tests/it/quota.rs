@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tollgate_core::algorithm::CalendarState;
 use tollgate_core::{
-    Algorithm, Ask, Calendar, CalendarQuota, Cycle, LimitError, Micros, Outcome, Status, Timestamp, Weekday,
+    Algorithm, Ask, Calendar, CalendarQuota, Cycle, LimitError, Micros, Outcome, Status, Timestamp, WEEKDAYS,
 };
 
 use crate::laws::config;
@@ -50,7 +50,7 @@ fn a_month_ends_on_its_day_in_its_zone() {
 }
 
 #[test]
-fn nobody_waits_for_the_next_month() {
+fn quota_never_reserves_in_the_next_month() {
     let (quota, now) = (seoul(), at("2026-12-14T14:00:00Z"));
     let hour = Micros::from_secs(3_600);
     let mut state = quota.fresh(now);
@@ -61,7 +61,7 @@ fn nobody_waits_for_the_next_month() {
 }
 
 #[test]
-fn what_was_taken_counts_under_every_limit() {
+fn taken_permits_count_under_every_limit() {
     let now = at("2026-11-16T09:00:00Z");
     let of = |limit| {
         CalendarQuota::new(limit, Calendar::parse("Asia/Seoul", "month", Some("15")).unwrap()).unwrap()
@@ -105,7 +105,7 @@ fn a_clock_that_was_set_back_finds_the_period_exhausted_and_keeps_that() {
 }
 
 #[test]
-fn limits_that_are_no_limits_are_refused() {
+fn invalid_limits_are_rejected() {
     let day = || Calendar::new("UTC", Cycle::Day).unwrap();
     assert_eq!(CalendarQuota::new(0, day()), Err(LimitError::Empty));
     assert_eq!(CalendarQuota::new((1 << 51) + 1, day()), Err(LimitError::TooLarge { max: 1 << 51 }));
@@ -118,7 +118,7 @@ fn quotas() -> impl Strategy<Value = CalendarQuota> {
         ["Asia/Seoul", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo", "America/Havana", "UTC"];
     let cycles = prop_oneof![
         3 => Just(Cycle::Day),
-        1 => (0..7_usize).prop_map(|day| Cycle::Week { from: Weekday::ALL[day] }),
+        1 => (0..7_usize).prop_map(|day| Cycle::Week { from: WEEKDAYS[day].1 }),
         1 => prop::sample::select(vec![1, 15, 28, 29, 30, 31]).prop_map(|from| Cycle::Month { from }),
     ];
     let limits = prop_oneof![4 => 1..=12_u64, 1 => 1..=5_000_u64, 1 => Just(1 << 51)];
@@ -242,7 +242,7 @@ impl Run {
     }
 
     fn cost(&self, eighths: u8, more: u8) -> u64 {
-        self.quota.limit() / 8 * u64::from(eighths) + u64::from(more)
+        self.quota.size() / 8 * u64::from(eighths) + u64::from(more)
     }
 
     fn step(&mut self, step: &Step) -> Option<(CalendarState, Ask, Outcome)> {
@@ -292,13 +292,13 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_quota_admits_at_most_the_limit_in_each_period(quota in quotas(), start in starts(), steps in steps(60)) {
+    fn quota_admits_at_most_the_limit_in_each_period(quota in quotas(), start in starts(), steps in steps(60)) {
         let run = Run::played(quota, start, &steps);
         let mut sums = BTreeMap::new();
         for grant in run.grants {
             let sum = sums.entry(quota.calendar().period_at(grant.start).start).or_insert(0);
             *sum += grant.cost;
-            prop_assert!(*sum <= quota.limit(), "{} of {} at {:?}", sum, quota.limit(), grant.start);
+            prop_assert!(*sum <= quota.size(), "{} of {} at {:?}", sum, quota.size(), grant.start);
         }
     }
 
@@ -317,7 +317,7 @@ proptest! {
                     prop_assert!(quota.peek(&before, run.now.after(retry), ask).is_admitted(), "late: {:?}", retry);
                 }
                 Outcome::Impossible => {
-                    prop_assert!(ask.cost > quota.limit());
+                    prop_assert!(ask.cost > quota.size());
                     prop_assert_eq!(run.state, before);
                 }
             }
@@ -325,7 +325,7 @@ proptest! {
     }
 
     #[test]
-    fn remaining_is_what_can_be_taken_and_comes_back_at_the_reset(
+    fn remaining_permits_can_be_taken_and_come_back_at_the_reset(
         quota in quotas(), start in starts(), steps in steps(40),
     ) {
         let mut run = Run::new(quota, start);
@@ -333,12 +333,12 @@ proptest! {
             run.step(step);
             let Status { remaining, reset } = quota.status(&run.state, run.now);
             prop_assert!(quota.peek(&run.state, run.now, Ask::of(remaining)).is_admitted());
-            prop_assert!(run.state.count <= 2 * quota.limit() as i64);
-            if remaining < quota.limit() {
+            prop_assert!(run.state.count <= 2 * quota.size() as i64);
+            if remaining < quota.size() {
                 prop_assert!(!quota.peek(&run.state, run.now, Ask::of(remaining + 1)).is_admitted());
                 prop_assert!(reset > Micros::ZERO);
                 let then = quota.status(&run.state, run.now.after(reset)).remaining;
-                prop_assert_eq!(then, quota.limit());
+                prop_assert_eq!(then, quota.size());
             }
         }
     }
@@ -356,12 +356,12 @@ proptest! {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_locks_nobody_out_for_long(
+    fn clock_set_back_locks_no_key_out_for_long(
         quota in quotas(), steps in steps(40), horizons in 2..=20_u64, eighths in 0..=8_u8,
     ) {
         let mut run = Run::played(quota, at("2200-01-01T00:00:00Z"), &steps);
         let set_back = back(run.now.max(run.latest), Micros::new(quota.horizon().get() * horizons));
-        let ask = Ask::of(run.cost(eighths, 1).min(quota.limit()));
+        let ask = Ask::of(run.cost(eighths, 1).min(quota.size()));
         let mut now = set_back;
         loop {
             match quota.decide(&mut run.state, now, ask) {
@@ -378,7 +378,7 @@ proptest! {
         quota in quotas(), start in starts(), steps in steps(40), n in 2..=40_u64,
     ) {
         let run = Run::played(quota, start, &steps);
-        let n = n.min(quota.limit());
+        let n = n.min(quota.size());
         let (mut whole, mut one_by_one) = (run.state, run.state);
         if quota.decide(&mut whole, run.now, Ask::of(n)) != Outcome::NOW {
             return Ok(());
@@ -412,7 +412,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics_at_the_ends_of_the_numbers(
+    fn no_panic_at_the_ends_of_the_number_range(
         quota in quotas(),
         acts in prop::collection::vec((ends(), ends(), prop::option::of(ends()), 0..=3_u8), 1..20),
     ) {
@@ -428,7 +428,7 @@ proptest! {
                     prop_assert!(outcome != Outcome::NOW || cost <= most);
                 }
             }
-            prop_assert!(quota.status(&state, now).remaining <= quota.limit());
+            prop_assert!(quota.status(&state, now).remaining <= quota.size());
             prop_assert!((0..=Timestamp::MAX.as_micros() as i64).contains(&state.end));
             quota.full_at(&state);
         }

@@ -157,7 +157,7 @@ fn a_denied_cost_deepens_no_debt() {
 }
 
 #[test]
-fn a_client_that_is_refused_again_and_again_still_gets_its_share() {
+fn client_with_many_denials_still_gets_its_share() {
     // One request a second against 10 per 60 s: 100 in 600 s, not 10.
     let mut key = Key::new(Limit::SlidingLog(SlidingLog::new(rate(10, 60)).unwrap()));
     assert_eq!((0..600).map(|second| key.take(second * SECOND, 1)).sum::<u64>(), 100);
@@ -167,7 +167,7 @@ fn a_client_that_is_refused_again_and_again_still_gets_its_share() {
 }
 
 #[test]
-fn denied_costs_count_up_to_the_limit_if_so_asked() {
+fn denied_costs_count_up_to_the_limit_with_count_denied() {
     for limit in [
         Limit::FixedWindow(FixedWindow::new(rate(10, 60)).unwrap().counting_denied(true)),
         Limit::SlidingLog(SlidingLog::new(rate(10, 60)).unwrap().counting_denied(true)),
@@ -197,7 +197,7 @@ fn high_rates_still_limit() {
 }
 
 #[test]
-fn reserve_wait_cancel_is_no_free_bucket() {
+fn cancelled_reservation_gives_no_extra_permits() {
     let bucket = TokenBucket::new(10, Rate::per_second(10)).unwrap();
     let at = |us| Timestamp::from_micros(us);
     let mut state = bucket.fresh(at(0));

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::{Backend, Check, FixedWindow, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter};
+use tollgate::{
+    Backend, Check, FixedWindow, Limit, Micros, Rate, RateLimiter, RedisConfig, RedisEngine, RedisLimiter,
+};
 use tollgate_testkit::{Cluster, Random};
 
 use crate::judge::Judge;

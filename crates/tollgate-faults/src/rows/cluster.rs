@@ -57,7 +57,7 @@ fn without_a_primary(pace: Pace, seed: u64, full_coverage: bool) -> Option<Judge
     let mut judge = Judge::of(rig.finish());
     let (mut right, mut wrong, mut last_without) = (0, 0, fault);
     for it in judge.between(fault + 250_000, judge.run.end).filter(|it| on(&lost, it)) {
-        // Sooner nobody takes over. From then on the new primary may be reached, and not decide yet.
+        // No replica takes over sooner. From then on the new primary may be reachable, but not decide yet.
         let may_be_another = it.at_us >= fault + NODE_TIMEOUT.as_micros() as u64;
         match it.ground {
             Ground::Exact if !may_be_another => wrong += 1,

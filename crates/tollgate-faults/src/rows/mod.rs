@@ -192,7 +192,7 @@ fn play<T>(
     (Judge::of(rig.finish()), Parts { begun, fault, mending, healed })
 }
 
-/// What is promised where the store is gone for everybody by this cause, and `excess` is what its own loss may cost.
+/// The promises if the store is unavailable to all nodes for this cause. `excess` is the cost of its own losses.
 fn judge_outage(mut judge: Judge, cause: Cause, parts: &Parts, excess: u64, why: &str) -> Judge {
     judge.outage(cause, parts.fault, parts.mending);
     judge.excess(excess, why);
@@ -202,7 +202,7 @@ fn judge_outage(mut judge: Judge, cause: Cause, parts: &Parts, excess: u64, why:
     judge
 }
 
-/// What is promised where nobody is to notice.
+/// The promises if the fault must not be noticed.
 fn judge_unnoticed(mut judge: Judge, parts: &Parts, excess: u64, why: &str) -> Judge {
     judge.unnoticed(parts.fault, parts.healed);
     judge.excess(excess, why);

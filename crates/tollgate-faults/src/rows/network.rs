@@ -9,7 +9,7 @@ use crate::judge::{Cause, Judge, millis};
 use crate::record::Ground;
 use crate::rig::{Pace, Rig, Setup};
 
-/// A run with a proxy between everybody and the store.
+/// A run with a proxy between all nodes and the store.
 fn through_proxy(pace: Pace, seed: u64, fault: Fault) -> (Judge, Parts) {
     let server = RedisServer::build().tcp().start();
     let mut proxy = ChaosProxy::start(server.tcp_address(), seed);

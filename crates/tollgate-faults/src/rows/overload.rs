@@ -1,4 +1,4 @@
-//! More work than the store or the machine can do. The store can be reached all the time, so nobody is let through.
+//! More work than the store or the machine can do. The store is reachable all the time, so no request is admitted by mode `open`.
 
 use std::process::{Child, Command, Stdio};
 

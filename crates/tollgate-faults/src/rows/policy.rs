@@ -16,7 +16,7 @@ use crate::rig::{Pace, Rig, Setup, get};
 
 /// Policies that are pushed, good and bad.
 const CHANGES: usize = 100;
-/// Of these, every so many-th has a mistake.
+/// The interval of policies with a mistake among them.
 const WRONG_EVERY: usize = 5;
 /// Users that ask far more often than they are admitted.
 const USERS: u64 = 3;
@@ -66,7 +66,7 @@ pub(super) fn pushed(pace: Pace, seed: u64) -> Option<Judge> {
         match put(number, &policy(number)).map(|(status, _)| status) {
             Some(200) => taken += 1,
             Some(422) => refused += 1,
-            // The store was slower than a second: whoever pushes is told so.
+            // The store was slower than a second, and the push fails with that error.
             Some(503) => undone += 1,
             Some(_) | None => others += 1,
         }
@@ -115,7 +115,7 @@ pub(super) fn pushed(pace: Pace, seed: u64) -> Option<Judge> {
 
 /// How often the store loses everything.
 const LOSSES: u32 = 5;
-/// Nodes ask the store for news five times a second; so long after a loss, one of them has written the policy back.
+/// Nodes poll the store five times a second. Within this time after a loss, one of them has written the policy back.
 const WRITTEN_BACK_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) fn lost(pace: Pace, seed: u64) -> Option<Judge> {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Args;
 use http::{Method, StatusCode};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use super::client::{Ask, Client};
 
@@ -28,14 +28,11 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) async fn run(self) -> Result<ExitCode> {
-        let mut body = Map::from_iter([
-            ("key".to_owned(), Value::from(self.key.as_str())),
-            ("permits".to_owned(), Value::from(self.permits)),
-        ]);
+        let mut body = json!({ "key": self.key, "permits": self.permits });
         if let Some(algorithm) = &self.algorithm {
-            body.insert("algorithm".to_owned(), Value::from(algorithm.as_str()));
+            body["algorithm"] = json!(algorithm);
         }
-        let ask = Ask::new(Method::POST, "/api/v1/rate-limit/check", Value::Object(body).to_string());
+        let ask = Ask::new(Method::POST, "/api/v1/rate-limit/check", body.to_string());
         let (status, answer) = self.client.ask(ask).await?;
         let allowed = match status {
             StatusCode::OK => true,

@@ -1,11 +1,12 @@
 //! `tollgate explain`: why a request is allowed or denied.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use http::Method;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use super::client::{Ask, Client};
 use super::print;
@@ -43,19 +44,14 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 impl Explain {
     pub(super) async fn run(self) -> Result<ExitCode> {
-        let texts = [
-            ("path", Some(&self.path)),
-            ("method", Some(&self.method)),
-            ("ip", self.ip.as_ref()),
-            ("user", self.user.as_ref()),
-            ("host", self.host.as_ref()),
-        ];
-        let texts =
-            texts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text?.clone().into())));
-        let mut body: Map<String, Value> = texts.collect();
-        let headers = self.header.iter().map(|(name, value)| (name.clone(), Value::from(value.as_str())));
-        body.insert("headers".to_owned(), Value::Object(headers.collect()));
-        let ask = Ask::new(Method::POST, "/api/v1/explain", Value::Object(body).to_string());
+        let headers: BTreeMap<_, _> = self.header.iter().cloned().collect();
+        let mut body = json!({ "path": self.path, "method": self.method, "headers": headers });
+        for (name, text) in [("ip", &self.ip), ("user", &self.user), ("host", &self.host)] {
+            if let Some(text) = text {
+                body[name] = json!(text);
+            }
+        }
+        let ask = Ask::new(Method::POST, "/api/v1/explain", body.to_string());
         let answer = self.client.ask_for_success(ask).await?;
         let text = if self.json { format!("{answer}\n") } else { explained(&answer) };
         print(&text)

@@ -1,9 +1,10 @@
 //! `tollgate policy`: policies, looked at before they are in force.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
@@ -16,9 +17,11 @@ use crate::import::{Dialect, import};
 #[derive(Subcommand)]
 pub(super) enum PolicyCommand {
     /// Name file, line and column of every mistake in a policy, and print what each of its limits lets through.
-    #[command(after_help = "Example:\n  tollgate policy check policy.yaml")]
+    #[command(
+        after_help = "Examples:\n  tollgate policy check policy.yaml\n  tollgate policy check - < policy.yaml"
+    )]
     Check {
-        /// The file.
+        /// The file; - for standard input.
         file: PathBuf,
     },
     /// Say what changes if one policy takes the place of another, and what becomes of what was consumed. Exits with 0 if nothing
@@ -30,7 +33,7 @@ pub(super) enum PolicyCommand {
         /// The policy that is to follow.
         new: PathBuf,
     },
-    /// Print a policy made of another limiter's file. What could not be carried over stands on top, and on standard error.
+    /// Print a policy made of another limiter's file. Unsupported settings are listed at the top, and on standard error.
     #[command(
         after_help = "Examples:\n  tollgate policy import --from envoy ratelimit.yaml > policy.yaml\n  tollgate policy import --from limitador limits.yaml > policy.yaml"
     )]
@@ -102,8 +105,7 @@ impl PolicyCommand {
             Self::Import { from, file } => {
                 let text = std::fs::read_to_string(&file)
                     .with_context(|| format!("{} cannot be read", file.display()))?;
-                let value = config::read_yaml(&file.display().to_string(), &text)?;
-                let imported = import(from, &value).map_err(|why| anyhow!("{}: {why}", file.display()))?;
+                let imported = import(from, &file.display().to_string(), &text)?;
                 for remark in &imported.remarks {
                     eprintln!("not carried over: {remark}");
                 }
@@ -156,6 +158,18 @@ fn history(shown: &Value) -> String {
     if lines.is_empty() { "nothing was pushed yet\n".to_owned() } else { lines }
 }
 
+/// Bytes of a policy on standard input, as many as a server accepts. A longer one is not read to its end.
+const POLICY_BYTES_MAX: u64 = 1024 * 1024;
+
 fn load(file: &Path) -> Result<CheckedPolicy> {
-    Ok(config::load_policy(file, &PolicyContext::default())?)
+    let context = PolicyContext::default();
+    if file != Path::new("-") {
+        return Ok(config::load_policy(file, &context)?);
+    }
+    let mut text = String::new();
+    let read = std::io::stdin().take(POLICY_BYTES_MAX + 1).read_to_string(&mut text);
+    if read.context("standard input cannot be read")? as u64 > POLICY_BYTES_MAX {
+        bail!("standard input: a policy has at most {POLICY_BYTES_MAX} bytes");
+    }
+    Ok(config::read_policy("standard input", &text, &context)?)
 }

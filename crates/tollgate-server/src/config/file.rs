@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use tollgate::{KeyPrefix, Rate, Share};
 
 use super::identity::Identity;
-use super::limits::Defaults;
+use super::limits::{Defaults, Settings};
 use super::log_limit::SlidingWindow;
 use super::policy::file::PolicyFile;
-use super::text::{DurationText, ListenText, NetworkText, RateText, ShareText};
+use super::text::{DurationText, ListenText, NetworkText, RateText, ShareText, Text};
 
 /// Configuration of the Tollgate service.
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
@@ -24,26 +24,42 @@ pub(super) struct ConfigFile {
     /// Where the state of all keys is kept: `memory`, or the address of a Redis or Valkey store: `redis://HOST`,
     /// `rediss://HOST` (TLS), `redis+unix:///PATH`, `redis+sentinel://HOST,HOST/MASTER`, `redis+cluster://HOST,HOST`.
     pub store: String,
+    /// The admin port: health with details, info, metrics and `/admin`.
     pub admin: Admin,
+    /// The listener for Redis clients.
+    pub resp: Resp,
+    /// The listener for gRPC.
+    pub grpc: Grpc,
+    /// The memory engine.
     pub memory: Memory,
+    /// How a Redis or Valkey store is used. Its address is in `store`.
     pub redis: Redis,
+    /// What happens while a store does not decide.
     pub guard: Guard,
+    /// The exact log, SLIDING_WINDOW.
     pub sliding_window: SlidingWindow,
+    /// The plain REST API.
     pub api: Api,
+    /// How callers are identified: tokens, API keys, headers of trusted proxies.
     pub identity: Identity,
     /// Which limits `/api/v1/check` decides by: written here, or the path of a file with it, which is read again when it changes.
     pub policy: PolicySource,
+    /// How the client's address is found.
     pub client_address: Address,
+    /// How connections are held.
     pub server: Server,
+    /// Log lines.
     pub log: Log,
 }
 
 impl Default for ConfigFile {
     fn default() -> Self {
         Self {
-            listen: ListenText(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            listen: Text(SocketAddr::from(([127, 0, 0, 1], 8080))),
             store: "memory".to_owned(),
             admin: Admin::default(),
+            resp: Resp::default(),
+            grpc: Grpc::default(),
             memory: Memory::default(),
             redis: Redis::default(),
             guard: Guard::default(),
@@ -84,6 +100,24 @@ pub(super) struct Admin {
     /// A file with lines `NAME:TOKEN`. `/admin` needs one of the tokens (`Authorization: Bearer TOKEN`), and the log shows the name
     /// with each change. Without it `/admin` is open on loopback, and answers 403 beyond.
     pub token_file: Option<PathBuf>,
+}
+
+/// The Redis protocol (RESP), for Redis clients: `CL.THROTTLE` and `TG.CHECK`.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Resp {
+    /// Where Redis clients connect, such as 127.0.0.1:6380. Not set: nowhere. Beyond loopback clients need a token of `api.token_file`
+    /// (`AUTH TOKEN`) or an address in `api.trusted_callers`.
+    pub listen: Option<ListenText>,
+}
+
+/// The gRPC listener: Envoy's Rate Limit Service, health and reflection. Calls are decided by the policy.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Grpc {
+    /// Where gRPC listens; without it, nowhere. On other addresses than loopback, callers need a token of `api.token_file` or an
+    /// address in `api.trusted_callers`.
+    pub listen: Option<ListenText>,
 }
 
 /// The memory engine.
@@ -133,18 +167,19 @@ pub(super) struct Redis {
     pub sentinel_username: Option<String>,
     /// A file that holds the password at the sentinels.
     pub sentinel_password_file: Option<PathBuf>,
+    /// Certificates for `rediss://`.
     pub tls: Tls,
 }
 
 impl Default for Redis {
     fn default() -> Self {
         Self {
-            deadline: DurationText(Duration::from_millis(10)),
-            lease_deadline: DurationText(Duration::from_millis(500)),
-            connect_timeout: DurationText(Duration::from_secs(1)),
+            deadline: Text(Duration::from_millis(10)),
+            lease_deadline: Text(Duration::from_millis(500)),
+            connect_timeout: Text(Duration::from_secs(1)),
             connections: 1,
             require: false,
-            remember_denials: DurationText(Duration::from_millis(80)),
+            remember_denials: Text(Duration::from_millis(80)),
             count_nodes: true,
             key_prefix: KeyPrefix::default().to_string(),
             username: None,
@@ -173,6 +208,7 @@ pub(super) struct Tls {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Guard {
+    /// When a server of the store that fails is left alone, and when it is asked again.
     pub breaker: Breaker,
     /// This node's share of a limit that it decides alone, while it is not known how many nodes there are.
     pub local_share: ShareText,
@@ -186,7 +222,7 @@ impl Default for Guard {
     fn default() -> Self {
         Self {
             breaker: Breaker::default(),
-            local_share: ShareText(Share::HALF),
+            local_share: Text(Share::HALF),
             local_max_keys: 100_000,
             open_ceiling: None,
         }
@@ -213,7 +249,7 @@ impl Default for Breaker {
         Self {
             failure_rate_threshold: 50,
             sliding_window_size: 10,
-            wait_duration_in_open_state: DurationText(Duration::from_millis(500)),
+            wait_duration_in_open_state: Text(Duration::from_millis(500)),
             permitted_calls_in_half_open_state: 3,
         }
     }
@@ -223,13 +259,15 @@ impl Default for Breaker {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Ceiling {
+    /// The most requests at once.
     pub burst: u64,
+    /// Requests in the long run.
     pub rate: RateText,
 }
 
 impl Default for Ceiling {
     fn default() -> Self {
-        Self { burst: 1_000, rate: RateText(Rate::per_second(1_000)) }
+        Self { burst: 1_000, rate: Text(Rate::per_second(1_000)) }
     }
 }
 
@@ -262,6 +300,7 @@ pub(super) enum ConsistencyName {
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Api {
+    /// The limit of each algorithm.
     pub defaults: Defaults,
     /// A file with one token a line; lines that begin with # are comments. Callers that show one (`Authorization: Bearer ...`) may
     /// name keys. Without it, so may all callers of a loopback address.
@@ -279,6 +318,18 @@ pub(super) struct Api {
     pub settle_debt: bool,
     /// The status of a check that is refused because the store does not decide: 503, or 429.
     pub closed_status: u16,
+}
+
+impl Api {
+    /// The settings for every limit that does not have its own.
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            consistency: Some(self.consistency),
+            on_store_failure: Some(self.on_store_failure),
+            settle_debt: Some(self.settle_debt),
+            ..Settings::default()
+        }
+    }
 }
 
 impl Default for Api {
@@ -356,7 +407,7 @@ pub(super) struct Server {
 
 impl Default for Server {
     fn default() -> Self {
-        let secs = |secs| DurationText(Duration::from_secs(secs));
+        let secs = |secs| Text(Duration::from_secs(secs));
         Self {
             max_connections: 10_000,
             max_connections_per_address: 1_000,
@@ -376,6 +427,7 @@ impl Default for Server {
 pub(super) struct Log {
     /// error, warn (or warning), info, debug (every decision), trace, off, or a filter such as tollgate_server=debug.
     pub level: String,
+    /// How log lines look.
     pub format: LogFormat,
 }
 
@@ -400,6 +452,7 @@ pub enum LogFormat {
 /// The JSON Schema of the file. A section may be empty, as it is when all of its lines are commented out.
 pub fn schema() -> serde_json::Value {
     let mut schema = schemars::schema_for!(ConfigFile).to_value();
+    schema["$id"] = "urn:tollgate:config".into();
     let definitions = schema["$defs"].clone();
     for field in schema["properties"].as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
         let Some(reference) = field["$ref"].as_str().map(str::to_owned) else { continue };

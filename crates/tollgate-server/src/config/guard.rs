@@ -4,13 +4,7 @@ use tollgate::{BreakerConfig, BreakerError, GuardConfig, MemoryConfig, TokenBuck
 
 use super::file;
 
-/// Half a gigabyte: an outage must not be the time at which a node finds out that its machine is too small.
-const LOCAL_KEYS_MAX: u64 = 10_000_000;
-
 pub(super) fn validate(guard: &file::Guard, report: &mut dyn FnMut(&str, String)) -> GuardConfig {
-    if !(1..=LOCAL_KEYS_MAX).contains(&guard.local_max_keys) {
-        report("guard.local_max_keys", format!("between 1 and {LOCAL_KEYS_MAX}"));
-    }
     let ceiling = guard.open_ceiling.as_ref().and_then(|ceiling| {
         let made = TokenBucket::new(ceiling.burst, ceiling.rate.0);
         made.map_err(|why| report("guard.open_ceiling", why.to_string())).ok()

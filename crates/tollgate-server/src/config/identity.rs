@@ -1,4 +1,4 @@
-//! Who callers are, from what was written of it.
+//! The section `identity` of the configuration: how callers are identified.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,13 +7,14 @@ use http::HeaderName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::text::DurationText;
+use super::secrets::{read, read_text};
+use super::text::{DurationText, Text};
 use crate::identity::{
     ApiKeyHasher, ApiKeySource, ClaimRules, IdentityConfig, JwtAlgorithm, KnownKeys, Source, TokenSource,
     TrustedHeaders, Verifier, VerifyingKeys,
 };
 
-/// Who callers are: users by tokens or by the word of a trusted proxy, holders of API keys, or whoever is at an address.
+/// How callers are identified: by a token, by the header of a trusted proxy, by an API key, or by address.
 #[derive(Deserialize, Serialize, JsonSchema, Debug)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Identity {
@@ -21,9 +22,10 @@ pub(super) struct Identity {
     pub jwt: Option<Jwt>,
     /// API keys. None by default: they are not looked at.
     pub api_key: Option<ApiKey>,
-    pub trusted_header: TrustedHeader,
+    /// Headers that are believed only from `client_address.trusted_proxies`.
+    pub trusted_header: TrustedHeaders,
     /// What identifies a caller where a rule asks for its identity: the first of these that there is.
-    pub order: Vec<OrderedSource>,
+    pub order: Vec<Source>,
 }
 
 impl Default for Identity {
@@ -31,8 +33,8 @@ impl Default for Identity {
         Self {
             jwt: None,
             api_key: None,
-            trusted_header: TrustedHeader::default(),
-            order: vec![OrderedSource::Jwt, OrderedSource::ApiKey, OrderedSource::Ip],
+            trusted_header: TrustedHeaders::default(),
+            order: vec![Source::Jwt, Source::ApiKey, Source::Ip],
         }
     }
 }
@@ -73,7 +75,7 @@ impl Default for Jwt {
             jwks_file: None,
             issuer: Names::Many(Vec::new()),
             audience: Names::Many(Vec::new()),
-            leeway: DurationText(Duration::from_secs(30)),
+            leeway: Text(Duration::from_secs(30)),
             subject_claim: "sub".to_owned(),
             tier_claim: None,
             header: "Authorization".to_owned(),
@@ -119,29 +121,6 @@ impl Default for ApiKey {
     fn default() -> Self {
         Self { header: "X-API-Key".to_owned(), salt_file: None, known_file: None }
     }
-}
-
-/// Headers that are believed only from `client_address.trusted_proxies`, also within the `headers` of `/api/v1/check`. A proxy must
-/// overwrite them, whatever a client sends.
-#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct TrustedHeader {
-    /// The header that names the user, such as X-User.
-    pub user: Option<String>,
-    /// The header that names the user's tier, such as X-Tier.
-    pub tier: Option<String>,
-}
-
-/// One of the things that identify a caller.
-#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Eq, Debug)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum OrderedSource {
-    /// The user, of a verified token or of a trusted proxy's header.
-    Jwt,
-    /// The verified API key.
-    ApiKey,
-    /// The client's address.
-    Ip,
 }
 
 /// A clock that is off by more is to be set, not tolerated.
@@ -251,11 +230,10 @@ fn keys(jwt: &Jwt, report: &mut dyn FnMut(&str, String)) -> Option<VerifyingKeys
 }
 
 fn known_keys(path: &Path) -> Result<KnownKeys, String> {
-    let text = String::from_utf8(read(path)?).map_err(|_| format!("{} is not UTF-8", path.display()))?;
-    KnownKeys::parse(&text).map_err(|why| format!("{}: {why}", path.display()))
+    KnownKeys::parse(&read_text(path)?).map_err(|why| format!("{}: {why}", path.display()))
 }
 
-fn order(order: &[OrderedSource], report: &mut dyn FnMut(&str, String)) -> Vec<Source> {
+fn order(order: &[Source], report: &mut dyn FnMut(&str, String)) -> Vec<Source> {
     if order.is_empty() {
         report("identity.order", "at least one of jwt, api_key and ip".to_owned());
     }
@@ -264,12 +242,7 @@ fn order(order: &[OrderedSource], report: &mut dyn FnMut(&str, String)) -> Vec<S
             report(&format!("identity.order.{index}"), "is there already".to_owned());
         }
     }
-    let source = |it: &OrderedSource| match it {
-        OrderedSource::Jwt => Source::Jwt,
-        OrderedSource::ApiKey => Source::ApiKey,
-        OrderedSource::Ip => Source::Ip,
-    };
-    order.iter().map(source).collect()
+    order.to_vec()
 }
 
 /// Names of headers, each of which means one thing.
@@ -291,14 +264,6 @@ impl HeaderNames {
         self.0.push(header.clone());
         Some(header)
     }
-}
-
-/// What a file holds, without the line end that editors add.
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let mut bytes = std::fs::read(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
-    let end = bytes.iter().rposition(|byte| !b"\r\n".contains(byte)).map_or(0, |last| last + 1);
-    bytes.truncate(end);
-    Ok(bytes)
 }
 
 #[cfg(test)]

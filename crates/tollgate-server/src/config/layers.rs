@@ -8,14 +8,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 
-use super::ConfigError;
-use super::accepted::Accepted;
-use super::file::schema;
+use super::file::ConfigFile;
 use super::mistakes::{MISTAKES_MAX, nearest, shown};
 use super::tree::{Parsed, Places, Position, parse};
+use super::{ConfigError, accepted};
 
 /// What was written, layer over layer.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Layers {
     value: Value,
     file_name: String,
@@ -54,33 +53,29 @@ impl Layers {
     /// The environment's layer: `TOLLGATE_LISTEN`, `TOLLGATE_MEMORY__MAX_KEYS`. Variables that name no field are left
     /// alone: Kubernetes sets `TOLLGATE_PORT` and the like for a service called tollgate.
     pub(super) fn environment(&mut self, variables: impl Iterator<Item = (String, String)>) {
-        let schema = schema();
-        let known = |field: &str| schema["properties"].get(field).is_some();
-        let fields: Vec<&str> = schema["properties"]
-            .as_object()
-            .into_iter()
-            .flat_map(|it| it.keys().map(String::as_str))
-            .collect();
+        let sections = serde_json::to_value(ConfigFile::default()).unwrap_or_default();
+        let Value::Object(sections) = sections else { return };
         let mut variables: Vec<_> = variables.filter(|(name, _)| name.starts_with("TOLLGATE_")).collect();
         variables.sort();
         for (name, text) in variables {
             let path = name["TOLLGATE_".len()..].to_lowercase().replace("__", ".");
             let section = path.split('.').next().unwrap_or_default();
-            let flat = path.replace('.', "_");
-            if known(section) {
+            if sections.contains_key(section) {
                 self.set(&path, &name, &text);
-            } else if let Some(meant) =
-                fields_within(&schema).into_iter().find(|it| it.replace('.', "_") == flat)
-            {
+                continue;
+            }
+            let is_within = |it: &String| it.replace('.', "_") == path.replace('.', "_");
+            let (why, meant) = match fields_within(&sections).into_iter().find(is_within) {
+                Some(field) => (": sections end with two underscores", Some(field)),
+                None => {
+                    let nearest = nearest(section, sections.keys().map(String::as_str));
+                    ("", nearest.map(|meant| path.replacen(section, meant, 1)))
+                }
+            };
+            if let Some(meant) = meant {
                 let meant = meant.replace('.', "__").to_uppercase();
-                let why = "is not a setting and is ignored: sections end with two underscores; did you mean";
-                self.warnings.push(format!("{name} {why} TOLLGATE_{meant}?"));
-            } else if let Some(meant) = nearest(section, fields.iter().copied()) {
-                let meant = format!(
-                    "TOLLGATE_{}",
-                    path.replacen(section, meant, 1).replace('.', "__").to_uppercase()
-                );
-                self.warnings.push(format!("{name} is not a setting and is ignored; did you mean {meant}?"));
+                let ignored = format!("{name} is not a setting and is ignored{why}");
+                self.warnings.push(format!("{ignored}; did you mean TOLLGATE_{meant}?"));
             }
         }
     }
@@ -93,14 +88,13 @@ impl Layers {
     /// Sets a field, as `by`.
     pub(super) fn set(&mut self, field: &str, by: &str, text: &str) {
         let path: Vec<String> = field.split('.').map(str::to_owned).collect();
-        let value = Accepted::at(&schema(), &path).read(text);
-        self.set_by.insert(path.clone(), by.to_owned());
-        insert(&mut self.value, &path, value);
+        accepted::insert(&mut self.value, &path, accepted::read(&path, text));
+        self.set_by.insert(path, by.to_owned());
     }
 
     /// Takes out sections without a value, such as `redis:` with all of its lines commented out: they have their defaults.
     pub(super) fn drop_empty_sections(&mut self) {
-        drop_empty_sections(&mut self.value, &mut Vec::new(), &schema());
+        drop_empty_sections(&mut self.value, &mut Vec::new());
     }
 
     /// Takes out the field of two that an earlier layer has set, if a later one has set the other.
@@ -133,17 +127,7 @@ impl Layers {
 
     /// A part of what was written, to be read by itself.
     pub(super) fn part(&self, field: &str, value: Value) -> Self {
-        let prefix = vec![field.to_owned()];
-        Self {
-            value,
-            file_name: self.file_name.clone(),
-            places: Arc::clone(&self.places),
-            rule_names: Arc::clone(&self.rule_names),
-            prefix,
-            set_by: self.set_by.clone(),
-            errors: Vec::new(),
-            warnings: Vec::new(),
-        }
+        Self { value, prefix: vec![field.to_owned()], errors: Vec::new(), ..self.clone() }
     }
 
     /// What was written, all layers together, without what had mistakes when it was read.
@@ -222,13 +206,12 @@ impl Layers {
 }
 
 /// The fields of all sections: `log.level`.
-fn fields_within(schema: &Value) -> Vec<String> {
-    let sections = schema["properties"].as_object().into_iter().flatten();
-    let fields = sections.flat_map(|(section, _)| {
-        let fields = Accepted::fields(schema, section);
-        fields.into_iter().map(move |field| format!("{section}.{field}"))
-    });
-    fields.collect()
+fn fields_within(sections: &Map<String, Value>) -> Vec<String> {
+    let fields = |(section, fields): (&String, &Value)| -> Vec<String> {
+        let names = fields.as_object().into_iter().flat_map(Map::keys);
+        names.map(|field| format!("{section}.{field}")).collect()
+    };
+    sections.iter().flat_map(fields).collect()
 }
 
 /// The names of the rules in a policy, or in a configuration with a policy.
@@ -238,12 +221,12 @@ fn rule_names(value: &Value) -> Vec<Option<String>> {
     rules.and_then(Value::as_array).into_iter().flatten().map(name).collect()
 }
 
-fn drop_empty_sections(value: &mut Value, path: &mut Vec<String>, schema: &Value) {
+fn drop_empty_sections(value: &mut Value, path: &mut Vec<String>) {
     let Value::Object(fields) = value else { return };
     fields.retain(|name, value| {
         path.push(name.clone());
-        let is_empty_section = value.is_null() && Accepted::at(schema, path).is_section();
-        drop_empty_sections(value, path, schema);
+        let is_empty_section = value.is_null() && accepted::is_section(path);
+        drop_empty_sections(value, path);
         path.pop();
         !is_empty_section
     });
@@ -320,19 +303,6 @@ fn unknown_field(why: &str) -> Option<(String, String)> {
     let (name, rest) = why.strip_prefix("unknown field `")?.split_once('`')?;
     let expected = rest.split_once("expected ").map_or("none", |(_, expected)| expected);
     Some((name.to_owned(), expected.trim_start_matches("one of ").replace('`', "")))
-}
-
-fn insert(value: &mut Value, path: &[String], leaf: Value) {
-    let Some((first, rest)) = path.split_first() else {
-        *value = leaf;
-        return;
-    };
-    if !value.is_object() {
-        *value = Value::Object(Map::new());
-    }
-    if let Value::Object(fields) = value {
-        insert(fields.entry(first.clone()).or_insert(Value::Null), rest, leaf);
-    }
 }
 
 /// Items that were taken out of lists: the ones behind them have moved up, but not in the file.

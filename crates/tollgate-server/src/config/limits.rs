@@ -1,30 +1,34 @@
-//! The limits of the plain API: what is written of them, and what it means.
+//! The limits of the plain API, and how limits are kept in a store.
 
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tollgate::{
-    Consistency, FailureMode, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, LimitError,
-    LimitSettings, OnFailure, Rate, SlidingCounter, SlidingLog, TokenBucket,
-};
+use tollgate::{AlgorithmName, Consistency, FailureMode, Limit, LimitSettings, OnFailure, Rate};
 
 use super::file::{Api, ConsistencyName, OnStoreFailure};
 use super::log_limit;
-use super::text::{DurationText, RateText};
+use super::policy::{LimitFields, NewSubjectsText, RateAndBurst, make_limit};
+use super::text::{DurationText, RateText, Text};
 
 /// The limit of each algorithm.
 #[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Defaults {
+    /// Bursts up to the capacity, and the refill rate in the long run.
     pub token_bucket: TokenBucketFields,
+    /// Water that drains evenly.
     pub leaky_bucket: LeakyBucketFields,
+    /// A number of permits for each window of the clock.
     pub fixed_window: WindowFields,
+    /// A number of permits in any window, by a log of all admissions.
     pub sliding_window: WindowFields,
+    /// A number of permits in any window, estimated by counts.
     pub sliding_window_counter: CounterFields,
 }
 
-/// How a limit is kept in a store, as it is written.
+/// How a limit is kept in a store, as it is written. A rule's own settings win over those of the policy, and these over those of `api`.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Settings {
     pub(super) consistency: Option<ConsistencyName>,
     pub(super) lease_ceiling: Option<u64>,
@@ -32,10 +36,30 @@ pub(super) struct Settings {
     pub(super) on_store_failure: Option<OnStoreFailure>,
     pub(super) settle_debt: Option<bool>,
     pub(super) deadline: Option<DurationText>,
+    pub(super) max_new_subjects: Option<NewSubjectsText>,
 }
 
 impl Settings {
-    pub(super) fn meaning(&self) -> LimitSettings {
+    /// Takes what is not set here from `other`.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            consistency: self.consistency.or(other.consistency),
+            on_store_failure: self.on_store_failure.or(other.on_store_failure),
+            settle_debt: self.settle_debt.or(other.settle_debt),
+            max_new_subjects: self.max_new_subjects.or(other.max_new_subjects),
+            ..self
+        }
+    }
+
+    /// Returns the settings in the library's terms.
+    pub(super) fn validate(&self, at: &str, report: &mut dyn FnMut(&str, String)) -> LimitSettings {
+        if self.deadline.is_some_and(|deadline| deadline.0 < Duration::from_millis(1)) {
+            report(&format!("{at}.deadline"), "at least 1ms".to_owned());
+        }
+        if self.lease_ceiling == Some(0) {
+            let why = "at least 1; `consistency: strict` borrows none";
+            report(&format!("{at}.lease_ceiling"), why.to_owned());
+        }
         LimitSettings {
             consistency: match self.consistency {
                 Some(ConsistencyName::Strict) | None => Consistency::Strict,
@@ -53,7 +77,7 @@ impl Settings {
                 settle: self.settle_debt.unwrap_or(false),
                 deadline: self.deadline.map(|deadline| deadline.0),
             },
-            max_new_subjects: None,
+            max_new_subjects: self.max_new_subjects.map(|it| it.0),
         }
     }
 }
@@ -97,17 +121,16 @@ macro_rules! limit_fields {
         }
 
         impl $name {
-            /// What it says of itself, or what the API says for all.
-            fn settings(&self, api: &Api) -> LimitSettings {
+            fn settings(&self) -> Settings {
                 Settings {
-                    consistency: self.consistency.or(Some(api.consistency)),
+                    consistency: self.consistency,
                     lease_ceiling: self.lease_ceiling,
                     failover_guard: self.failover_guard,
-                    on_store_failure: self.on_store_failure.or(Some(api.on_store_failure)),
-                    settle_debt: self.settle_debt.or(Some(api.settle_debt)),
+                    on_store_failure: self.on_store_failure,
+                    settle_debt: self.settle_debt,
                     deadline: self.deadline,
+                    max_new_subjects: None,
                 }
-                .meaning()
             }
         }
     };
@@ -116,8 +139,11 @@ macro_rules! limit_fields {
 limit_fields! {
     /// TOKEN_BUCKET: bursts up to the capacity, the refill rate in the long run.
     TokenBucketFields {
+        /// The most permits at once.
         capacity: u64 = 100;
-        refill_rate: RateText = RateText(Rate::per_second(10));
+        /// Permits that come back.
+        refill_rate: RateText = Text(Rate::per_second(10));
+        /// How permits come back.
         refill: Refill = Refill::Greedy;
     }
 }
@@ -135,15 +161,18 @@ pub(super) enum Refill {
 limit_fields! {
     /// LEAKY_BUCKET: water that drains evenly.
     LeakyBucketFields {
+        /// The most permits at once.
         size: u64 = 100;
-        outflow: RateText = RateText(Rate::per_second(10));
+        /// Permits that drain.
+        outflow: RateText = Text(Rate::per_second(10));
     }
 }
 
 limit_fields! {
     /// FIXED_WINDOW and SLIDING_WINDOW: so many per window.
     WindowFields {
-        limit: RateText = RateText(Rate::per_minute(100));
+        /// Permits in a window.
+        limit: RateText = Text(Rate::per_minute(100));
         /// Whether denied requests count too, up to the limit.
         count_denied: bool = false;
     }
@@ -152,7 +181,8 @@ limit_fields! {
 limit_fields! {
     /// SLIDING_WINDOW_COUNTER: counts instead of a log.
     CounterFields {
-        limit: RateText = RateText(Rate::per_minute(100));
+        /// Permits in a window.
+        limit: RateText = Text(Rate::per_minute(100));
         /// Into how many parts the window is cut: 1 by default, 10 if `strict`.
         sub_buckets: Option<u32> = None;
         /// Never more than the limit in any trailing window, at the price of denying a little too long.
@@ -167,70 +197,61 @@ pub(super) fn validate(
     log_limit_max: u64,
     report: &mut dyn FnMut(&str, String),
 ) -> Vec<(Limit, LimitSettings)> {
-    let Defaults {
-        token_bucket: bucket,
-        leaky_bucket: leaky,
-        fixed_window: window,
-        sliding_window: log,
-        sliding_window_counter: counter,
-    } = &api.defaults;
-    let sub_buckets = counter.sub_buckets.unwrap_or(if counter.strict { 10 } else { 1 });
-    if log.failover_guard {
-        report(
-            "api.defaults.sliding_window.failover_guard",
-            "a log has none; SLIDING_WINDOW_COUNTER does".to_owned(),
-        );
-    }
-    let token_bucket = match bucket.refill {
-        Refill::Greedy => TokenBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::TokenBucket),
-        Refill::Interval => {
-            IntervalBucket::new(bucket.capacity, bucket.refill_rate.0).map(Limit::IntervalBucket)
-        }
+    let Defaults { token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter } =
+        &api.defaults;
+    let fields = |algorithm, rate: RateText| LimitFields {
+        limit: Some(Text(RateAndBurst { rate: rate.0, burst: None })),
+        algorithm: Some(Text(algorithm)),
+        ..LimitFields::default()
     };
-    let made: [(&str, Result<Limit, LimitError>, LimitSettings); 5] = [
-        ("api.defaults.token_bucket", token_bucket, bucket.settings(api)),
+    let window = |algorithm, it: &WindowFields| LimitFields {
+        count_denied: it.count_denied,
+        ..fields(algorithm, it.limit)
+    };
+    let written = [
         (
-            "api.defaults.leaky_bucket",
-            LeakyBucket::new(leaky.size, leaky.outflow.0, LeakyMode::Meter).map(Limit::LeakyBucket),
-            leaky.settings(api),
+            LimitFields {
+                burst: Some(token_bucket.capacity),
+                refill: Some(token_bucket.refill),
+                ..fields(AlgorithmName::TokenBucket, token_bucket.refill_rate)
+            },
+            token_bucket.settings(),
         ),
         (
-            "api.defaults.fixed_window",
-            FixedWindow::new(window.limit.0)
-                .map(|it| Limit::FixedWindow(it.counting_denied(window.count_denied))),
-            window.settings(api),
+            LimitFields {
+                burst: Some(leaky_bucket.size),
+                ..fields(AlgorithmName::LeakyBucket, leaky_bucket.outflow)
+            },
+            leaky_bucket.settings(),
         ),
+        (window(AlgorithmName::FixedWindow, fixed_window), fixed_window.settings()),
+        (window(AlgorithmName::SlidingWindow, sliding_window), sliding_window.settings()),
         (
-            "api.defaults.sliding_window",
-            SlidingLog::new(log.limit.0).map(|it| Limit::SlidingLog(it.counting_denied(log.count_denied))),
-            log.settings(api),
-        ),
-        (
-            "api.defaults.sliding_window_counter",
-            SlidingCounter::new(counter.limit.0, sub_buckets, counter.strict)
-                .map(|it| Limit::SlidingCounter(it.counting_denied(counter.count_denied))),
-            counter.settings(api),
+            LimitFields {
+                sub_buckets: sliding_window_counter.sub_buckets,
+                strict: sliding_window_counter.strict,
+                count_denied: sliding_window_counter.count_denied,
+                ..fields(AlgorithmName::SlidingWindowCounter, sliding_window_counter.limit)
+            },
+            sliding_window_counter.settings(),
         ),
     ];
-    let mut limits = Vec::with_capacity(made.len());
-    for (field, limit, settings) in made {
-        if settings.on_failure.deadline.is_some_and(|deadline| deadline < Duration::from_millis(1)) {
-            report(&format!("{field}.deadline"), "at least 1ms".to_owned());
-        }
-        if settings.lease_ceiling == Some(0) {
-            report(
-                &format!("{field}.lease_ceiling"),
-                "at least 1; `consistency: strict` borrows none".to_owned(),
-            );
-        }
-        match limit {
+    let mut limits = Vec::with_capacity(written.len());
+    for (fields, settings) in written {
+        let name = fields.algorithm.map_or("", |it| it.0.as_lowercase());
+        let field = format!("api.defaults.{name}");
+        let settings = settings.or(api.settings()).validate(&field, report);
+        match make_limit(&fields, None) {
             Ok(limit) => {
                 if let Some(why) = log_limit::refusal(&limit, log_limit_max) {
                     report(&format!("{field}.limit"), why);
                 }
+                if let Some(why) = log_limit::guard_refusal(&limit, &settings) {
+                    report(&format!("{field}.failover_guard"), why);
+                }
                 limits.push((limit, settings));
             }
-            Err(why) => report(field, why.to_string()),
+            Err(why) => report(&field, why),
         }
     }
     limits

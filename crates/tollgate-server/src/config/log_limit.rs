@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tollgate::Limit;
+use tollgate::{Limit, LimitSettings};
 
 /// A log keeps an entry for every admission: beyond this, a window mostly belongs in a counter.
 pub(super) const LOG_LIMIT_DEFAULT: u64 = 100_000;
@@ -36,6 +36,12 @@ pub(super) fn refusal(limit: &Limit, max: u64) -> Option<String> {
     ))
 }
 
+/// Why a limit cannot have a failover guard, if it cannot.
+pub(super) fn guard_refusal(limit: &Limit, settings: &LimitSettings) -> Option<String> {
+    let is_guarded_log = settings.failover_guard && log_limit(limit).is_some();
+    is_guarded_log.then(|| "a log has no failover guard; SLIDING_WINDOW_COUNTER does".to_owned())
+}
+
 /// The memory that a key of a log takes, if its limit is above the default.
 pub(super) fn warning(limit: &Limit) -> Option<String> {
     let permits = log_limit(limit).filter(|permits| *permits > LOG_LIMIT_DEFAULT)?;
@@ -49,5 +55,5 @@ pub(super) fn warning(limit: &Limit) -> Option<String> {
 }
 
 fn log_limit(limit: &Limit) -> Option<u64> {
-    if let Limit::SlidingLog(log) = limit { Some(log.limit()) } else { None }
+    matches!(limit, Limit::SlidingLog(_)).then(|| limit.size())
 }

@@ -4,7 +4,6 @@
 //! each with the place it was made in.
 
 mod accepted;
-mod admin_tokens;
 mod environment;
 mod file;
 mod guard;
@@ -15,6 +14,7 @@ mod log;
 mod log_limit;
 mod mistakes;
 mod policy;
+mod secrets;
 mod store;
 mod text;
 mod tree;
@@ -26,10 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use sha2::{Digest, Sha256};
+use serde::de::DeserializeOwned;
 use tollgate::{GuardConfig, Limit, LimitSettings, MemoryConfig, RedisConfig};
 
-pub use self::admin_tokens::AdminToken;
 pub use self::environment::environment;
 use self::file::ConfigFile;
 pub use self::file::{AddressHeader, LogFormat, schema};
@@ -37,9 +36,9 @@ use self::layers::Layers;
 use self::log_limit::LOG_LIMIT_CEILING;
 use self::mistakes::MISTAKES_MAX;
 pub use self::mistakes::{ConfigError, ConfigErrors};
-use self::policy::StoreDefaults;
-pub(crate) use self::policy::notes;
 pub use self::policy::{CheckedPolicy, PolicyContext, diff, figures};
+pub(crate) use self::policy::{is_attribute_name, notes};
+pub use self::secrets::Token;
 use self::text::NetworkText;
 use self::tree::Parsed;
 pub use self::tree::Position;
@@ -52,8 +51,12 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where the admin port listens, if it was said.
     pub admin_listen: Option<SocketAddr>,
+    /// Where Redis clients connect, if anywhere.
+    pub resp_listen: Option<SocketAddr>,
+    /// Where gRPC listens, if it does.
+    pub grpc_listen: Option<SocketAddr>,
     /// The tokens of `/admin`.
-    pub admin_tokens: Vec<AdminToken>,
+    pub admin_tokens: Vec<Token>,
     /// Where the state is kept.
     pub store: Store,
     /// What happens while the store does not decide.
@@ -66,8 +69,8 @@ pub struct Config {
     pub(crate) identity: Arc<IdentityConfig>,
     /// The status of a check that is refused because the store does not decide.
     pub closed_status: u16,
-    /// SHA-256 of the tokens that callers may show.
-    pub token_digests: Vec<[u8; 32]>,
+    /// The tokens of the API.
+    pub token_digests: Vec<Token>,
     /// Callers that need no token.
     pub trusted_callers: Vec<IpNet>,
     /// Host names of a loopback address without tokens, beside those of loopback.
@@ -243,13 +246,12 @@ pub fn load(
     let identity =
         identity::validate(&file.identity, &mut |field, why| mistakes.push((field.to_owned(), why)));
     let identity = Arc::new(identity);
-    let context = PolicyContext::new(file.client_address.ipv6_prefix, Arc::clone(&identity))
-        .with_log_limit_max(file.sliding_window.max_limit)
-        .with_defaults(StoreDefaults {
-            consistency: Some(file.api.consistency),
-            on_store_failure: Some(file.api.on_store_failure),
-            settle_debt: Some(file.api.settle_debt),
-        });
+    let context = PolicyContext {
+        ipv6_prefix: file.client_address.ipv6_prefix,
+        identity: Arc::clone(&identity),
+        log_limit_max: file.sliding_window.max_limit,
+        defaults: file.api.settings(),
+    };
     let policy = policy_of(&file, &layers, path, context, &mut errors);
     let mut report = |field: &str, why: String| errors.push(layers.error(field, &removed, why));
     mistakes.into_iter().for_each(|(field, why)| report(&field, why));
@@ -305,9 +307,31 @@ pub fn read_yaml(name: &str, text: &str) -> Result<serde_json::Value, ConfigErro
     }
 }
 
+/// Reads a file of another program and turns it into a value. `convert` reports mistakes by the paths of their fields.
+pub(crate) fn read_foreign<T: DeserializeOwned + Default, R>(
+    name: &str,
+    text: &str,
+    expected: &str,
+    convert: impl FnOnce(&T, &mut dyn FnMut(&str, String)) -> R,
+) -> Result<R, ConfigErrors> {
+    let mut layers = Layers::default();
+    layers.file(name, text, expected);
+    let (file, mut errors, removed) = layers.read();
+    // Fields that could not be read are missing now, which is no further mistake.
+    let is_readable = errors.is_empty();
+    let converted = convert(&file, &mut |field, why| {
+        if is_readable && errors.len() < MISTAKES_MAX {
+            errors.push(layers.error(field, &removed, why));
+        }
+    });
+    if errors.is_empty() { Ok(converted) } else { Err(ConfigErrors::new(errors)) }
+}
+
 /// The JSON Schema of a policy.
 pub fn policy_schema() -> serde_json::Value {
-    schemars::schema_for!(policy::file::PolicyFile).to_value()
+    let mut schema = schemars::schema_for!(policy::file::PolicyFile).to_value();
+    schema["$id"] = "urn:tollgate:policy".into();
+    schema
 }
 
 /// Reads the file of a policy.
@@ -377,41 +401,8 @@ fn validate(
     identity: Arc<IdentityConfig>,
     report: &mut dyn FnMut(&str, String),
 ) -> Config {
-    for (index, net) in networks(&file.client_address.trusted_proxies).iter().enumerate() {
-        check_network(net, |why| report(&format!("client_address.trusted_proxies.{index}"), why));
-    }
-    for (index, net) in networks(&file.api.trusted_callers).iter().enumerate() {
-        check_network(net, |why| report(&format!("api.trusted_callers.{index}"), why));
-    }
-    if file.client_address.header.is_some() && file.client_address.trusted_proxies.is_empty() {
-        report(
-            "client_address.header",
-            "is read from trusted proxies only, and trusted_proxies is empty".to_owned(),
-        );
-    }
-    for (field, header) in [
-        ("identity.trusted_header.user", &file.identity.trusted_header.user),
-        ("identity.trusted_header.tier", &file.identity.trusted_header.tier),
-    ] {
-        if header.is_some() && file.client_address.trusted_proxies.is_empty() {
-            let why = "is believed from trusted proxies only, and client_address.trusted_proxies is empty";
-            report(field, why.to_owned());
-        }
-    }
-    if !(1..=128).contains(&file.client_address.ipv6_prefix) {
-        report("client_address.ipv6_prefix", "between 1 and 128".to_owned());
-    }
-    for (field, connections) in [
-        ("server.max_connections", file.server.max_connections),
-        ("server.max_connections_per_address", file.server.max_connections_per_address),
-    ] {
-        if connections == 0 {
-            report(field, "at least 1".to_owned());
-        }
-    }
-    if file.server.max_body_bytes < BODY_BYTES_LEAST {
-        report("server.max_body_bytes", format!("at least {BODY_BYTES_LEAST}, the size of the largest body"));
-    }
+    check_ranges(file, report);
+    check_networks(file, report);
     for (index, host) in file.api.allowed_hosts.iter().enumerate() {
         if !is_host_name(host) {
             let why = format!(
@@ -420,37 +411,21 @@ fn validate(
             report(&format!("api.allowed_hosts.{index}"), why);
         }
     }
-    for (field, timeout) in [
-        ("server.header_timeout", file.server.header_timeout.0),
-        ("server.body_timeout", file.server.body_timeout.0),
-        ("server.idle_timeout", file.server.idle_timeout.0),
-    ] {
-        if timeout < Duration::from_millis(1) {
-            report(field, "at least 1ms".to_owned());
-        }
-    }
-    if !(1..=LOG_LIMIT_CEILING).contains(&file.sliding_window.max_limit) {
-        report("sliding_window.max_limit", format!("between 1 and {LOG_LIMIT_CEILING}"));
-    }
     if ![503, 429].contains(&file.api.closed_status) {
         report("api.closed_status", "503 or 429".to_owned());
     }
     let log_level = log::validate(&file.log.level, report);
-    let token_digests = match &file.api.token_file {
-        Some(path) => read_tokens(path).unwrap_or_else(|why| {
-            report("api.token_file", why);
-            Vec::new()
-        }),
-        None => Vec::new(),
+    let mut tokens = |field: &str, path: &Option<PathBuf>, read: fn(&Path) -> Result<Vec<Token>, String>| {
+        let read = path.as_deref().map_or(Ok(Vec::new()), read);
+        read.map_err(|why| report(field, why)).unwrap_or_default()
     };
-    let admin_tokens = file.admin.token_file.as_deref().map_or(Ok(Vec::new()), admin_tokens::read);
-    let admin_tokens = admin_tokens.unwrap_or_else(|why| {
-        report("admin.token_file", why);
-        Vec::new()
-    });
+    let token_digests = tokens("api.token_file", &file.api.token_file, secrets::api_tokens);
+    let admin_tokens = tokens("admin.token_file", &file.admin.token_file, secrets::admin_tokens);
     Config {
         listen: file.listen.0,
         admin_listen: file.admin.listen.map(|listen| listen.0),
+        resp_listen: file.resp.listen.map(|listen| listen.0),
+        grpc_listen: file.grpc.listen.map(|listen| listen.0),
         admin_tokens,
         store: store::validate(file, report),
         guard: guard::validate(&file.guard, report),
@@ -485,6 +460,78 @@ fn validate(
 
 /// Below this a single batch of the allowed size would never fit.
 const BODY_BYTES_LEAST: usize = 1024 * 1024;
+/// Keys in memory: 48 GB, more than one node of a rate limiter should lose when it restarts.
+const KEYS_MAX: u64 = 1_000_000_000;
+/// Half a gigabyte: a node should not find out in an outage that its machine is too small.
+const LOCAL_KEYS_MAX: u64 = 10_000_000;
+/// Connections to one server: more than the cores of any machine keep busy.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Checks the settings that have a least and a largest value.
+fn check_ranges(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) {
+    let (redis, server) = (&file.redis, &file.server);
+    for (field, value, range) in [
+        ("guard.local_max_keys", file.guard.local_max_keys, 1..=LOCAL_KEYS_MAX),
+        ("redis.connections", redis.connections as u64, 1..=CONNECTIONS_MAX as u64),
+        ("client_address.ipv6_prefix", file.client_address.ipv6_prefix.into(), 1..=128),
+        ("sliding_window.max_limit", file.sliding_window.max_limit, 1..=LOG_LIMIT_CEILING),
+    ] {
+        if !range.contains(&value) {
+            report(field, format!("between {} and {}", range.start(), range.end()));
+        }
+    }
+    if !(1..=KEYS_MAX).contains(&file.memory.max_keys) {
+        report("memory.max_keys", format!("at least 1, at most {KEYS_MAX}"));
+    }
+    for (field, value, least, why) in [
+        ("server.max_connections", server.max_connections, 1, ""),
+        ("server.max_connections_per_address", server.max_connections_per_address, 1, ""),
+        ("server.max_body_bytes", server.max_body_bytes, BODY_BYTES_LEAST, ", the size of the largest body"),
+    ] {
+        if value < least {
+            report(field, format!("at least {least}{why}"));
+        }
+    }
+    for (field, time) in [
+        ("redis.deadline", redis.deadline),
+        ("redis.lease_deadline", redis.lease_deadline),
+        ("redis.connect_timeout", redis.connect_timeout),
+        ("server.header_timeout", server.header_timeout),
+        ("server.body_timeout", server.body_timeout),
+        ("server.idle_timeout", server.idle_timeout),
+    ] {
+        if time.0 < Duration::from_millis(1) {
+            report(field, "at least 1ms".to_owned());
+        }
+    }
+}
+
+/// Checks networks, and headers that are believed from trusted proxies only.
+fn check_networks(file: &ConfigFile, report: &mut dyn FnMut(&str, String)) {
+    let proxies = &file.client_address.trusted_proxies;
+    for (field, networks) in
+        [("client_address.trusted_proxies", proxies), ("api.trusted_callers", &file.api.trusted_callers)]
+    {
+        for (index, net) in networks.iter().enumerate() {
+            let mut report = |why| report(&format!("{field}.{index}"), why);
+            if net.0.prefix_len() == 0 {
+                report(format!("{} would trust everybody", net.0));
+            }
+            check_network(&net.0, report);
+        }
+    }
+    let headers = &file.identity.trusted_header;
+    for (field, is_set) in [
+        ("client_address.header", file.client_address.header.is_some()),
+        ("identity.trusted_header.user", headers.user.is_some()),
+        ("identity.trusted_header.tier", headers.tier.is_some()),
+    ] {
+        if is_set && proxies.is_empty() {
+            let why = "is believed from trusted proxies only, and client_address.trusted_proxies is empty";
+            report(field, why.to_owned());
+        }
+    }
+}
 
 /// Letters, digits, dots and hyphens: a name without scheme, port or wildcard.
 fn is_host_name(text: &str) -> bool {
@@ -498,11 +545,8 @@ fn networks(texts: &[NetworkText]) -> Vec<IpNet> {
     texts.iter().map(|network| network.0).collect()
 }
 
-/// Networks that would believe everybody, or that do not say what they seem to.
+/// Checks that a network means what it seems to.
 fn check_network(net: &IpNet, mut report: impl FnMut(String)) {
-    if net.prefix_len() == 0 {
-        report(format!("{net} would trust everybody"));
-    }
     if let IpNet::V6(v6) = net
         && v6.network().to_ipv4_mapped().is_some()
     {
@@ -511,28 +555,6 @@ fn check_network(net: &IpNet, mut report: impl FnMut(String)) {
     if net.trunc() != *net {
         report(format!("{net} has bits beyond its prefix; did you mean {}?", net.trunc()));
     }
-}
-
-/// Shorter tokens could be guessed.
-const TOKEN_CHARS_MIN: usize = 16;
-
-/// One token a line; of each only its digest is kept. Lines that begin with # are comments.
-fn read_tokens(path: &Path) -> Result<Vec<[u8; 32]>, String> {
-    let text =
-        std::fs::read_to_string(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
-    let lines = text.lines().map(str::trim).enumerate();
-    let tokens: Vec<_> = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).collect();
-    if tokens.is_empty() {
-        return Err(format!("{} holds no token; expected one a line", path.display()));
-    }
-    if let Some((line, _)) = tokens.iter().find(|(_, token)| token.len() < TOKEN_CHARS_MIN) {
-        return Err(format!(
-            "line {} of {}: the token has fewer than {TOKEN_CHARS_MIN} characters",
-            line + 1,
-            path.display()
-        ));
-    }
-    Ok(tokens.into_iter().map(|(_, token)| Sha256::digest(token).into()).collect())
 }
 
 /// The variable that names the file.

@@ -1,12 +1,5 @@
-//! Doors: one protocol each, from bytes to checks and back. They never call each other.
+//! Doors: one protocol each, from bytes to a request and back. They call the limiter, and never each other.
 
-pub(crate) mod actuator;
-pub(crate) mod admin;
-pub(crate) mod body;
-mod check;
-pub(crate) mod host;
-mod json;
-mod openapi;
-mod pace;
-mod problem;
-pub(crate) mod rest;
+pub(crate) mod http;
+pub(crate) mod resp;
+pub(crate) mod rls;

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use ring::hmac;
-use sha2::{Digest, Sha256};
+use ring::{digest, hmac};
 
 /// Bytes of an API key. Longer ones are not looked at.
 const API_KEY_BYTES_MAX: usize = 512;
@@ -14,8 +13,8 @@ pub(crate) struct ApiKeyId([u8; 16]);
 
 /// Makes identifiers of keys.
 ///
-/// Without a salt the identifier is that of anybody who hashes the key: keys that can be guessed could be found out from
-/// it. With one, which all nodes of a deployment must share, only whoever has the salt can try.
+/// Without a salt every reader of an identifier can compare it with the hashes of guessed keys. With a salt, which all nodes of a
+/// deployment must share, only a holder of the salt can.
 #[derive(Debug)]
 pub(crate) struct ApiKeyHasher {
     salt: Option<hmac::Key>,
@@ -35,10 +34,20 @@ impl ApiKeyHasher {
         let mut id = ApiKeyId([0; 16]);
         match &self.salt {
             Some(salt) => id.0.copy_from_slice(&hmac::sign(salt, key.as_bytes()).as_ref()[..16]),
-            None => id.0.copy_from_slice(&Sha256::digest(key)[..16]),
+            None => id.0.copy_from_slice(&sha256(key)[..16]),
         }
         Some(id)
     }
+}
+
+/// Bytes of a SHA-256 digest.
+pub(crate) const DIGEST_BYTES: usize = 32;
+
+/// The SHA-256 digest of a text.
+pub(crate) fn sha256(text: impl AsRef<[u8]>) -> [u8; DIGEST_BYTES] {
+    let mut bytes = [0; DIGEST_BYTES];
+    bytes.copy_from_slice(digest::digest(&digest::SHA256, text.as_ref()).as_ref());
+    bytes
 }
 
 impl fmt::Display for ApiKeyId {
@@ -73,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_identifies_nobody() {
+    fn a_text_that_is_no_key_has_no_identifier() {
         for key in ["", "two words", "tab\there", "line\nbreak", "schl\u{fc}ssel", "nul\0", &"k".repeat(513)]
         {
             assert_eq!(id(None, key), None, "{key:?}");

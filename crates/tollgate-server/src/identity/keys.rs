@@ -1,23 +1,33 @@
-//! Keys that tokens are verified with, from what the files hold, each with the algorithms that it may be used with.
+//! Keys that verify tokens, each with the one algorithm that it is used with. ring checks the signatures.
+
+use std::sync::OnceLock;
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use jsonwebtoken::jwk::{
-    AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, KeyOperations, PublicKeyUse,
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256,
+    RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512, RSA_PSS_2048_8192_SHA256,
+    RSA_PSS_2048_8192_SHA384, RSA_PSS_2048_8192_SHA512, RsaParameters, RsaPublicKeyComponents,
+    UnparsedPublicKey, VerificationAlgorithm,
 };
-use jsonwebtoken::{Algorithm, DecodingKey, DecodingKeyKind};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{
+    AlgorithmIdentifier, InvalidSignature, SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer, alg_id,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use webpki::RawPublicKeyEntity;
 
 /// A signature algorithm of a token. There is no `none`.
 #[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum JwtAlgorithm {
-    /// HMAC with SHA-256, by a shared secret.
+    /// HMAC with SHA-256 and a shared secret.
     Hs256,
-    /// HMAC with SHA-384, by a shared secret.
+    /// HMAC with SHA-384 and a shared secret.
     Hs384,
-    /// HMAC with SHA-512, by a shared secret.
+    /// HMAC with SHA-512 and a shared secret.
     Hs512,
     /// RSA (PKCS #1) with SHA-256.
     Rs256,
@@ -40,7 +50,7 @@ pub(crate) enum JwtAlgorithm {
     EdDsa,
 }
 
-/// What kind of key an algorithm needs.
+/// The kind of key that an algorithm needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KeyKind {
     Secret,
@@ -50,8 +60,15 @@ enum KeyKind {
     Ed25519,
 }
 
+/// How ring checks a signature.
+enum Check {
+    Secret(hmac::Algorithm),
+    Rsa(&'static RsaParameters),
+    Curve { kind: KeyKind, key_bytes: usize, algorithm: &'static dyn VerificationAlgorithm },
+}
+
 impl JwtAlgorithm {
-    /// All of them.
+    /// Every algorithm.
     #[cfg(test)]
     pub(crate) const ALL: [Self; 12] = [
         Self::Hs256,
@@ -68,109 +85,118 @@ impl JwtAlgorithm {
         Self::EdDsa,
     ];
 
-    /// Its name in the head of a token.
-    pub(crate) const fn as_str(self) -> &'static str {
+    /// Returns the name in the header of a token, and how a signature is checked.
+    fn described(self) -> (&'static str, Check) {
+        let curve = |kind, key_bytes, algorithm| Check::Curve { kind, key_bytes, algorithm };
         match self {
-            Self::Hs256 => "HS256",
-            Self::Hs384 => "HS384",
-            Self::Hs512 => "HS512",
-            Self::Rs256 => "RS256",
-            Self::Rs384 => "RS384",
-            Self::Rs512 => "RS512",
-            Self::Ps256 => "PS256",
-            Self::Ps384 => "PS384",
-            Self::Ps512 => "PS512",
-            Self::Es256 => "ES256",
-            Self::Es384 => "ES384",
-            Self::EdDsa => "EdDSA",
+            Self::Hs256 => ("HS256", Check::Secret(hmac::HMAC_SHA256)),
+            Self::Hs384 => ("HS384", Check::Secret(hmac::HMAC_SHA384)),
+            Self::Hs512 => ("HS512", Check::Secret(hmac::HMAC_SHA512)),
+            Self::Rs256 => ("RS256", Check::Rsa(&RSA_PKCS1_2048_8192_SHA256)),
+            Self::Rs384 => ("RS384", Check::Rsa(&RSA_PKCS1_2048_8192_SHA384)),
+            Self::Rs512 => ("RS512", Check::Rsa(&RSA_PKCS1_2048_8192_SHA512)),
+            Self::Ps256 => ("PS256", Check::Rsa(&RSA_PSS_2048_8192_SHA256)),
+            Self::Ps384 => ("PS384", Check::Rsa(&RSA_PSS_2048_8192_SHA384)),
+            Self::Ps512 => ("PS512", Check::Rsa(&RSA_PSS_2048_8192_SHA512)),
+            // An uncompressed point: one byte that says so, and two coordinates.
+            Self::Es256 => ("ES256", curve(KeyKind::P256, 65, &ECDSA_P256_SHA256_FIXED)),
+            Self::Es384 => ("ES384", curve(KeyKind::P384, 97, &ECDSA_P384_SHA384_FIXED)),
+            Self::EdDsa => ("EdDSA", curve(KeyKind::Ed25519, 32, &ED25519)),
         }
     }
 
-    /// Whether whoever verifies could sign as well.
-    pub(crate) const fn is_symmetric(self) -> bool {
-        matches!(self.key_kind(), KeyKind::Secret)
+    /// Returns the name in the header of a token.
+    pub(crate) fn as_str(self) -> &'static str {
+        self.described().0
     }
 
-    const fn key_kind(self) -> KeyKind {
-        match self {
-            Self::Hs256 | Self::Hs384 | Self::Hs512 => KeyKind::Secret,
-            Self::Rs256 | Self::Rs384 | Self::Rs512 | Self::Ps256 | Self::Ps384 | Self::Ps512 => KeyKind::Rsa,
-            Self::Es256 => KeyKind::P256,
-            Self::Es384 => KeyKind::P384,
-            Self::EdDsa => KeyKind::Ed25519,
+    /// Whether the key that verifies can also sign.
+    pub(crate) fn is_symmetric(self) -> bool {
+        self.key_kind() == KeyKind::Secret
+    }
+
+    /// Returns the output length of the hash: a shorter secret would be the weakest part (RFC 7518, 3.2).
+    fn secret_bytes_min(self) -> usize {
+        match self.described().1 {
+            Check::Secret(hash) => hash.digest_algorithm().output_len(),
+            Check::Rsa(_) | Check::Curve { .. } => 0,
         }
     }
 
-    /// Its name in the library.
-    pub(super) const fn library(self) -> Algorithm {
-        match self {
-            Self::Hs256 => Algorithm::HS256,
-            Self::Hs384 => Algorithm::HS384,
-            Self::Hs512 => Algorithm::HS512,
-            Self::Rs256 => Algorithm::RS256,
-            Self::Rs384 => Algorithm::RS384,
-            Self::Rs512 => Algorithm::RS512,
-            Self::Ps256 => Algorithm::PS256,
-            Self::Ps384 => Algorithm::PS384,
-            Self::Ps512 => Algorithm::PS512,
-            Self::Es256 => Algorithm::ES256,
-            Self::Es384 => Algorithm::ES384,
-            Self::EdDsa => Algorithm::EdDSA,
-        }
-    }
-
-    /// The output of the hash: a shorter secret would be the weakest part (RFC 7518, 3.2).
-    const fn secret_bytes_min(self) -> usize {
-        match self {
-            Self::Hs384 => 48,
-            Self::Hs512 => 64,
-            _ => 32,
+    fn key_kind(self) -> KeyKind {
+        match self.described().1 {
+            Check::Secret(_) => KeyKind::Secret,
+            Check::Rsa(_) => KeyKind::Rsa,
+            Check::Curve { kind, .. } => kind,
         }
     }
 }
 
-/// Keys and what they may be used with.
+/// Keys with the algorithms that they may be used with.
 #[derive(Debug)]
 pub(crate) struct VerifyingKeys {
-    /// A key of a file of its own is asked whatever `kid` a token has; of a set, only the one with that name.
+    /// The key of a file of its own is used whatever `kid` a token has; a set is searched by `kid`.
     is_set: bool,
     keys: Vec<VerifyingKey>,
 }
 
-/// A key with the algorithms that it may be used with: all of one kind.
+/// A key with one algorithm. A key for several algorithms is listed once for each.
 #[derive(Debug)]
-struct VerifyingKey {
+pub(super) struct VerifyingKey {
     id: Option<String>,
-    algorithms: Vec<JwtAlgorithm>,
-    key: DecodingKey,
+    algorithm: JwtAlgorithm,
+    key: Key,
+}
+
+/// A key as ring takes it. Its debug output shows no secret.
+#[derive(Debug)]
+enum Key {
+    Secret(hmac::Key),
+    /// The numbers of an RSA key, as JSON Web Keys hold them.
+    RsaNumbers(&'static RsaParameters, RsaPublicKeyComponents<Vec<u8>>),
+    Public(UnparsedPublicKey<Vec<u8>>),
+}
+
+/// A key as a file holds it.
+enum Material {
+    Secret(Vec<u8>),
+    RsaNumbers(RsaPublicKeyComponents<Vec<u8>>),
+    Public(KeyKind, Vec<u8>),
 }
 
 /// Why there is no key for a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NoKey {
-    /// None by that name, or several without one.
+    /// No key has that name, or several keys fit a token that names none.
     Unknown,
-    /// Only for other algorithms.
+    /// The key is for other algorithms.
     Algorithm,
 }
 
-/// Keys of a set. Issuers publish a handful; each is looked at for every token.
+/// Keys of a set. Issuers publish a handful, and each is compared for every token.
 const KEYS_MAX: usize = 64;
-
-/// 2,048 bits: shorter moduli are within reach of whoever has the machines.
+/// 2,048 bits: shorter moduli can be factored.
 const RSA_MODULUS_BYTES_MIN: usize = 256;
+/// Bytes of an RSA key in DER beside its modulus: tags, lengths and an exponent of one byte.
+const RSA_DER_BYTES_MIN: usize = RSA_MODULUS_BYTES_MIN + 12;
 
 impl VerifyingKeys {
-    /// A shared secret.
+    /// Reads a shared secret.
     pub(crate) fn from_secret(secret: &[u8], algorithms: &[JwtAlgorithm]) -> Result<Self, String> {
         if let Some(other) = algorithms.iter().find(|it| !it.is_symmetric()) {
             return Err(format!("{} needs a public key: key_file or jwks_file", other.as_str()));
         }
-        check_secret(secret, algorithms)?;
-        Ok(Self::one(algorithms, DecodingKey::from_secret(secret)))
+        for algorithm in algorithms {
+            let (name, bytes) = (algorithm.as_str(), algorithm.secret_bytes_min());
+            if secret.len() < bytes {
+                return Err(format!("{name} needs a secret of at least {bytes} bytes"));
+            }
+        }
+        let keys = Material::Secret(secret.to_vec()).keys(None, algorithms);
+        Ok(Self { is_set: false, keys })
     }
 
-    /// A public key in PEM.
+    /// Reads a public key in PEM.
     pub(crate) fn from_pem(pem: &[u8], algorithms: &[JwtAlgorithm]) -> Result<Self, String> {
         if let Some(other) = algorithms.iter().find(|it| it.is_symmetric()) {
             return Err(format!("{} needs a secret: secret_file", other.as_str()));
@@ -184,26 +210,27 @@ impl VerifyingKeys {
         if text.matches("-----BEGIN ").count() > 1 {
             return Err("holds more than one key; several go into a jwks_file".to_owned());
         }
-        let der = read_pem(&text).ok_or("expected a public key in PEM: -----BEGIN PUBLIC KEY-----")?;
-        let (kind, key) = read_public_key(&der)
-            .filter(|(kind, key)| is_sound(*kind, key, algorithms))
-            .ok_or("expected a public key: RSA of at least 2048 bits, P-256, P-384 or Ed25519")?;
+        let info = SubjectPublicKeyInfoDer::from_pem_slice(pem)
+            .map_err(|_| "expected a public key in PEM: -----BEGIN PUBLIC KEY-----")?;
+        let expected = "expected a public key: RSA of at least 2048 bits, P-256, P-384 or Ed25519";
+        let (kind, key) = read_public_key(&info).ok_or(expected)?;
         if let Some(other) = algorithms.iter().find(|it| it.key_kind() != kind) {
             return Err(format!("{} cannot be used with a key of the kind {kind:?}", other.as_str()));
         }
-        Ok(Self::one(algorithms, key))
+        match Material::Public(kind, key).keys(None, algorithms) {
+            keys if keys.is_empty() => Err(expected.to_owned()),
+            keys => Ok(Self { is_set: false, keys }),
+        }
     }
 
-    /// A set of keys. Those for other purposes or other algorithms are left out, as issuers publish all kinds; one must be
-    /// left.
+    /// Reads a JSON Web Key Set. Keys for other uses or algorithms are left out, because issuers publish all kinds; one key must fit.
     pub(crate) fn from_jwks(json: &[u8], algorithms: &[JwtAlgorithm]) -> Result<Self, String> {
         let set: JwkSet =
             serde_json::from_slice(json).map_err(|why| format!("expected a JSON Web Key Set: {why}"))?;
         if set.keys.len() > KEYS_MAX {
             return Err(format!("at most {KEYS_MAX} keys"));
         }
-        let keys: Vec<_> =
-            set.keys.iter().filter_map(|jwk| VerifyingKey::from_jwk(jwk, algorithms)).collect();
+        let keys: Vec<_> = set.keys.iter().flat_map(|jwk| jwk.keys(algorithms)).collect();
         if keys.is_empty() {
             let names: Vec<_> = algorithms.iter().map(|it| it.as_str()).collect();
             return Err(format!("holds no key that can be used with {}", names.join(", ")));
@@ -211,126 +238,143 @@ impl VerifyingKeys {
         Ok(Self { is_set: true, keys })
     }
 
-    fn one(algorithms: &[JwtAlgorithm], key: DecodingKey) -> Self {
-        Self { is_set: false, keys: vec![VerifyingKey { id: None, algorithms: algorithms.to_vec(), key }] }
-    }
-
-    /// The key for a token. Its `kid` chooses among keys that are here; it is never a place to fetch one from.
-    pub(super) fn find(&self, id: Option<&str>, algorithm: JwtAlgorithm) -> Result<&DecodingKey, NoKey> {
-        let mut named =
-            self.keys.iter().filter(|key| !self.is_set || id.is_none() || key.id.as_deref() == id).peekable();
+    /// Finds the key for a token. Its `kid` chooses among the configured keys; it is never an address to fetch a key from.
+    pub(super) fn find(&self, id: Option<&str>, algorithm: JwtAlgorithm) -> Result<&VerifyingKey, NoKey> {
+        let is_named = |key: &&VerifyingKey| !self.is_set || id.is_none() || key.id.as_deref() == id;
+        let mut named = self.keys.iter().filter(is_named).peekable();
         if named.peek().is_none() {
             return Err(NoKey::Unknown);
         }
-        let mut fitting = named.filter(|key| key.algorithms.contains(&algorithm));
+        let mut fitting = named.filter(|key| key.algorithm == algorithm);
         let key = fitting.next().ok_or(NoKey::Algorithm)?;
-        if fitting.next().is_some() { Err(NoKey::Unknown) } else { Ok(&key.key) }
+        if fitting.next().is_some() { Err(NoKey::Unknown) } else { Ok(key) }
     }
 }
 
 impl VerifyingKey {
-    /// A key of a set, if it is one that may be used.
-    fn from_jwk(jwk: &Jwk, algorithms: &[JwtAlgorithm]) -> Option<Self> {
-        let common = &jwk.common;
-        let signs = common.public_key_use.as_ref().is_none_or(|it| *it == PublicKeyUse::Signature);
-        let verifies = common.key_operations.as_ref().is_none_or(|it| it.contains(&KeyOperations::Verify));
-        let kind = match &jwk.algorithm {
-            AlgorithmParameters::OctetKey(_) => KeyKind::Secret,
-            AlgorithmParameters::RSA(_) => KeyKind::Rsa,
-            AlgorithmParameters::EllipticCurve(it) if it.curve == EllipticCurve::P256 => KeyKind::P256,
-            AlgorithmParameters::EllipticCurve(it) if it.curve == EllipticCurve::P384 => KeyKind::P384,
-            AlgorithmParameters::OctetKeyPair(it) if it.curve == EllipticCurve::Ed25519 => KeyKind::Ed25519,
+    /// Whether the signature of a message was made with this key.
+    pub(super) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        let checked = match &self.key {
+            Key::Secret(key) => hmac::verify(key, message, signature),
+            Key::RsaNumbers(parameters, key) => key.verify(parameters, message, signature),
+            Key::Public(key) => key.verify(message, signature),
+        };
+        checked.is_ok()
+    }
+}
+
+impl Material {
+    /// Makes a key for each algorithm that the material can be used with.
+    fn keys(&self, id: Option<&str>, algorithms: &[JwtAlgorithm]) -> Vec<VerifyingKey> {
+        let key = |algorithm: &JwtAlgorithm| {
+            let key = self.key_for(*algorithm)?;
+            Some(VerifyingKey { id: id.map(str::to_owned), algorithm: *algorithm, key })
+        };
+        algorithms.iter().filter_map(key).collect()
+    }
+
+    /// Returns none for another kind of key, and for a key of the wrong length: ring would refuse every signature, without a reason.
+    fn key_for(&self, algorithm: JwtAlgorithm) -> Option<Key> {
+        match (self, algorithm.described().1) {
+            (Self::Secret(secret), Check::Secret(hash)) => (secret.len() >= algorithm.secret_bytes_min())
+                .then(|| Key::Secret(hmac::Key::new(hash, secret))),
+            (Self::RsaNumbers(key), Check::Rsa(parameters)) => {
+                (key.n.len() >= RSA_MODULUS_BYTES_MIN).then(|| Key::RsaNumbers(parameters, key.clone()))
+            }
+            (Self::Public(KeyKind::Rsa, key), Check::Rsa(parameters)) => (key.len() >= RSA_DER_BYTES_MIN)
+                .then(|| Key::Public(UnparsedPublicKey::new(parameters, key.clone()))),
+            (Self::Public(found, key), Check::Curve { kind, key_bytes, algorithm }) => (*found == kind
+                && key.len() == key_bytes)
+                .then(|| Key::Public(UnparsedPublicKey::new(algorithm, key.clone()))),
+            (Self::Secret(_) | Self::RsaNumbers(_) | Self::Public(..), _) => None,
+        }
+    }
+}
+
+/// A JSON Web Key (RFC 7517), as far as it is read.
+#[derive(Deserialize)]
+struct Jwk {
+    kty: String,
+    kid: Option<String>,
+    #[serde(rename = "use")]
+    purpose: Option<String>,
+    key_ops: Option<Vec<String>>,
+    alg: Option<String>,
+    crv: Option<String>,
+    k: Option<String>,
+    n: Option<String>,
+    e: Option<String>,
+    x: Option<String>,
+    y: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct JwkSet {
+    keys: Vec<Jwk>,
+}
+
+impl Jwk {
+    /// Returns the key with each algorithm that it is for; none if it is not for verifying signatures.
+    fn keys(&self, algorithms: &[JwtAlgorithm]) -> Vec<VerifyingKey> {
+        let signs = self.purpose.as_ref().is_none_or(|it| it == "sig");
+        let verifies = self.key_ops.as_ref().is_none_or(|it| it.iter().any(|it| it == "verify"));
+        let named = |it: &JwtAlgorithm| self.alg.as_ref().is_none_or(|alg| alg == it.as_str());
+        let algorithms: Vec<_> = algorithms.iter().copied().filter(named).collect();
+        match self.material().filter(|_| signs && verifies) {
+            Some(material) => material.keys(self.kid.as_deref(), &algorithms),
+            None => Vec::new(),
+        }
+    }
+
+    fn material(&self) -> Option<Material> {
+        let bytes = |text: &Option<String>| URL_SAFE_NO_PAD.decode(text.as_ref()?).ok();
+        let point = || Some([vec![4], bytes(&self.x)?, bytes(&self.y)?].concat());
+        Some(match (self.kty.as_str(), self.crv.as_deref()) {
+            ("oct", _) => Material::Secret(bytes(&self.k)?),
+            ("RSA", _) => {
+                Material::RsaNumbers(RsaPublicKeyComponents { n: bytes(&self.n)?, e: bytes(&self.e)? })
+            }
+            ("EC", Some("P-256")) => Material::Public(KeyKind::P256, point()?),
+            ("EC", Some("P-384")) => Material::Public(KeyKind::P384, point()?),
+            ("OKP", Some("Ed25519")) => Material::Public(KeyKind::Ed25519, bytes(&self.x)?),
             _ => return None,
-        };
-        let said = |it: JwtAlgorithm| {
-            common.key_algorithm.is_none_or(|said| said == KeyAlgorithm::from(it.library()))
-        };
-        let fitting: Vec<_> =
-            algorithms.iter().copied().filter(|it| it.key_kind() == kind && said(*it)).collect();
-        let key = DecodingKey::from_jwk(jwk).ok()?;
-        (signs && verifies && !fitting.is_empty() && is_sound(kind, &key, &fitting)).then(|| Self {
-            id: common.key_id.clone(),
-            algorithms: fitting,
-            key,
         })
     }
 }
 
-/// Whether a key could ever verify anything. ring refuses what is too short with every signature, without a word.
-fn is_sound(kind: KeyKind, key: &DecodingKey, algorithms: &[JwtAlgorithm]) -> bool {
-    let bytes = match key.kind() {
-        DecodingKeyKind::RsaModulusExponent { n, .. } => n,
-        DecodingKeyKind::SecretOrDer(bytes) => bytes,
-    };
-    match kind {
-        KeyKind::Secret => check_secret(bytes, algorithms).is_ok(),
-        KeyKind::Rsa => bytes.len() >= RSA_MODULUS_BYTES_MIN,
-        // An uncompressed point: a byte that says so, and two coordinates.
-        KeyKind::P256 => bytes.len() == 65,
-        KeyKind::P384 => bytes.len() == 97,
-        KeyKind::Ed25519 => bytes.len() == 32,
+/// Reads a `SubjectPublicKeyInfo`.
+fn read_public_key(info: &SubjectPublicKeyInfoDer<'_>) -> Option<(KeyKind, Vec<u8>)> {
+    let info = RawPublicKeyEntity::try_from(info).ok()?;
+    let kinds = [
+        (KeyKind::Rsa, alg_id::RSA_ENCRYPTION),
+        (KeyKind::P256, alg_id::ECDSA_P256),
+        (KeyKind::P384, alg_id::ECDSA_P384),
+        (KeyKind::Ed25519, alg_id::ED25519),
+    ];
+    kinds.into_iter().find_map(|(kind, id)| {
+        let copied = CopiedKey { id, key: OnceLock::new() };
+        info.verify_signature(&copied, &[], &[]).ok()?;
+        Some((kind, copied.key.into_inner()?))
+    })
+}
+
+/// Copies the key out of a `SubjectPublicKeyInfo`: webpki reads it, but hands the key only to a signature algorithm.
+#[derive(Debug)]
+struct CopiedKey {
+    id: AlgorithmIdentifier,
+    key: OnceLock<Vec<u8>>,
+}
+
+impl SignatureVerificationAlgorithm for CopiedKey {
+    fn verify_signature(&self, key: &[u8], _: &[u8], _: &[u8]) -> Result<(), InvalidSignature> {
+        self.key.set(key.to_vec()).map_err(|_| InvalidSignature)
     }
-}
 
-fn check_secret(secret: &[u8], algorithms: &[JwtAlgorithm]) -> Result<(), String> {
-    match algorithms.iter().find(|it| secret.len() < it.secret_bytes_min()) {
-        Some(it) => {
-            Err(format!("{} needs a secret of at least {} bytes", it.as_str(), it.secret_bytes_min()))
-        }
-        None => Ok(()),
+    fn public_key_alg_id(&self) -> AlgorithmIdentifier {
+        self.id
     }
-}
 
-/// What is between the lines that say that it is a public key.
-fn read_pem(text: &str) -> Option<Vec<u8>> {
-    let (_, rest) = text.split_once("-----BEGIN PUBLIC KEY-----")?;
-    let (body, _) = rest.split_once("-----END PUBLIC KEY-----")?;
-    STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()
-}
-
-/// Names of kinds of keys, as `AlgorithmIdentifier`s in DER (RFC 3279, RFC 5480, RFC 8410).
-const KEY_KINDS: [(&[u8], KeyKind); 4] = [
-    (b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00", KeyKind::Rsa),
-    (b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07", KeyKind::P256),
-    (b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x05\x2b\x81\x04\x00\x22", KeyKind::P384),
-    (b"\x06\x03\x2b\x65\x70", KeyKind::Ed25519),
-];
-
-const INTEGER: u8 = 0x02;
-const BIT_STRING: u8 = 0x03;
-const SEQUENCE: u8 = 0x30;
-
-/// The key in a `SubjectPublicKeyInfo`. It is read here because the library's reader brings ten crates along.
-fn read_public_key(der: &[u8]) -> Option<(KeyKind, DecodingKey)> {
-    let (info, b"") = element(der, SEQUENCE)? else { return None };
-    let (identifier, rest) = element(info, SEQUENCE)?;
-    let (bits, b"") = element(rest, BIT_STRING)? else { return None };
-    let (_, kind) = KEY_KINDS.into_iter().find(|(known, _)| *known == identifier)?;
-    // The first byte is the number of bits that are left over.
-    let key = bits.strip_prefix(b"\0")?;
-    let key = match kind {
-        KeyKind::Rsa => {
-            let (numbers, b"") = element(key, SEQUENCE)? else { return None };
-            let (modulus, rest) = element(numbers, INTEGER)?;
-            let (exponent, b"") = element(rest, INTEGER)? else { return None };
-            // A number whose highest bit is set has a zero before it, lest it be negative.
-            DecodingKey::from_rsa_raw_components(modulus.strip_prefix(b"\0").unwrap_or(modulus), exponent)
-        }
-        KeyKind::P256 | KeyKind::P384 => DecodingKey::from_ec_der(key),
-        KeyKind::Ed25519 => DecodingKey::from_ed_der(key),
-        KeyKind::Secret => return None,
-    };
-    Some((kind, key))
-}
-
-/// The content of an element in DER, and what follows it.
-fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (&first, rest) = der.strip_prefix(&[tag])?.split_first()?;
-    let (length, rest) = match first {
-        0..=0x7f => (usize::from(first), rest),
-        0x81 => (usize::from(*rest.first()?), &rest[1..]),
-        0x82 => (usize::from(u16::from_be_bytes(*rest.first_chunk()?)), &rest[2..]),
-        _ => return None,
-    };
-    rest.split_at_checked(length)
+    fn signature_alg_id(&self) -> AlgorithmIdentifier {
+        self.id
+    }
 }

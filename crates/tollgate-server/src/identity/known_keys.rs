@@ -3,12 +3,10 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use sha2::{Digest, Sha256};
+use super::api_key::{DIGEST_BYTES, sha256};
 
 /// Digests of one file. A million take about 60 MB of memory; a deployment with more keys should issue tokens.
 const DIGESTS_MAX: usize = 1_000_000;
-/// Bytes of a SHA-256 digest.
-const DIGEST_BYTES: usize = 32;
 
 /// The digests of all API keys that count as verified.
 ///
@@ -49,7 +47,7 @@ impl KnownKeys {
 
     /// Whether the file lists this key's digest.
     pub(super) fn contains(&self, key: &str) -> bool {
-        !self.0.is_empty() && self.0.contains(&<[u8; DIGEST_BYTES]>::from(Sha256::digest(key)))
+        !self.0.is_empty() && self.0.contains(&sha256(key))
     }
 }
 

@@ -1,14 +1,16 @@
-//! Who is asking, from what a request carries: a verified token, an API key, or the word of a trusted proxy.
+//! Identifies the caller of a request: by a verified token, an API key, or the header of a trusted proxy.
 //!
-//! Nothing here reads a file or a clock. What cannot be verified identifies nobody.
+//! This module reads no file and no clock. A token or key that cannot be verified identifies no caller.
 
 mod api_key;
 mod jwt;
 mod keys;
 mod known_keys;
-mod signatures;
 
-pub(crate) use self::api_key::{ApiKeyHasher, ApiKeyId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::api_key::{ApiKeyHasher, ApiKeyId, sha256};
 pub(crate) use self::jwt::{ClaimRules, Unverified, Verifier};
 pub(crate) use self::keys::{JwtAlgorithm, VerifyingKeys};
 pub(crate) use self::known_keys::KnownKeys;
@@ -94,23 +96,26 @@ impl ApiKeySource {
     }
 }
 
-/// Headers that are believed from trusted proxies only, by their names in small letters.
-#[derive(Debug, Default)]
+/// Headers that are believed only from `client_address.trusted_proxies`, also within the `headers` of `/api/v1/check`. A proxy must
+/// overwrite them, whatever a client sends. After validation, names are in lower case.
+#[derive(Deserialize, Serialize, JsonSchema, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct TrustedHeaders {
-    /// Who the user is.
+    /// The header that names the user, such as X-User.
     pub user: Option<String>,
-    /// The user's tier.
+    /// The header that names the user's tier, such as X-Tier.
     pub tier: Option<String>,
 }
 
 /// One of the things that identify a caller.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Source {
-    /// The user: of a verified token, or of a trusted proxy's header.
+    /// The user, of a verified token or of a trusted proxy's header.
     Jwt,
     /// The verified API key.
     ApiKey,
-    /// The client's address, which everybody has.
+    /// The client's address.
     Ip,
 }
 

@@ -340,7 +340,7 @@ fn callers_are_who_they_can_show_to_be() {
     assert_eq!(found(&config, &[("authorization", "Basic YWxpY2U6c2VjcmV0")], false), Identified::default());
     assert_eq!(found(&config, &[], true), Identified::default());
     let said = [("x-user", "bob"), ("x-tier", "free")];
-    assert_eq!(found(&config, &said, false), Identified::default(), "anybody can say so");
+    assert_eq!(found(&config, &said, false), Identified::default(), "every client can send the header");
     assert_eq!(found(&config, &said, true), user("bob", Some("free")));
     assert_eq!(found(&config, &[("x-user", "bo\u{7f}b")], true), Identified::default());
     let both = [("authorization", bearer.as_str()), ("x-user", "bob"), ("x-tier", "free")];

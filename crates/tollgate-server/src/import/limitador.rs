@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Imported, ImportedRule, attribute};
+use super::{Imported, ImportedLimit, ImportedRule, attribute};
 
 pub(super) fn import(value: &Value) -> Result<Imported, String> {
     let mut imported = Imported::default();
@@ -34,7 +34,7 @@ pub(super) fn import(value: &Value) -> Result<Imported, String> {
             imported.remark(format!("{}: a limit of 0, which lets nothing through", rule.name));
             continue;
         }
-        rule.limit = Some(format!("{permits}/{seconds}s"));
+        rule.limit = ImportedLimit::Rate(format!("{permits}/{seconds}s"));
         let mut is_whole = true;
         for condition in texts(&limit["conditions"]) {
             match parse_condition(&condition) {

@@ -5,10 +5,11 @@
 //! request, or for the rest of a body. A connection whose request is being answered is never closed.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// How long a connection may wait for its client before it can be closed for another one. The first request of an honest client
@@ -79,7 +80,7 @@ impl Table {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }
 
@@ -115,7 +116,7 @@ impl Drop for Seated {
 /// What a connection is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// Between two requests.
     Idle = 0,
     /// In the head of a request.
@@ -127,7 +128,7 @@ pub(super) enum Phase {
 }
 
 /// The phase of a connection, and a number that changes with it.
-pub(super) struct Seat {
+pub(crate) struct Seat {
     progress: AtomicU32,
     /// Since when the connection waits for its client, by the clock of the table. Parts of a body do not change it, or a client could
     /// keep its place by sending single bytes.
@@ -150,7 +151,7 @@ impl Seat {
         seat
     }
 
-    pub(super) fn enter(&self, phase: Phase) {
+    pub(crate) fn enter(&self, phase: Phase) {
         if matches!(phase, Phase::Idle | Phase::Body) {
             let since = u64::try_from(self.table_started.elapsed().as_micros()).unwrap_or(u64::MAX);
             self.waits_since_us.store(since, Ordering::Relaxed);
@@ -160,7 +161,7 @@ impl Seat {
         self.progress.store(next.wrapping_add(phase as u32), Ordering::Relaxed);
     }
 
-    pub(super) fn now(&self) -> (u32, Phase) {
+    pub(crate) fn now(&self) -> (u32, Phase) {
         let now = self.progress.load(Ordering::Relaxed);
         let phase = match now % Self::PHASES {
             0 => Phase::Idle,

@@ -403,7 +403,7 @@ fn own_address() -> std::net::IpAddr {
 }
 
 #[test]
-fn trusted_callers_without_a_token_are_not_clients_of_proxies_that_nobody_knows() {
+fn trusted_callers_without_a_token_are_not_clients_of_unknown_proxies() {
     let own = own_address();
     let start = |more: &str| {
         Server::with(&format!(

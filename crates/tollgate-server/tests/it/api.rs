@@ -387,16 +387,17 @@ fn answers_are_as_the_openapi_document_says() {
     };
     for algorithm in ALGORITHMS {
         let query = format!("algorithm={algorithm}&key=user:1");
-        validate("Check", &server.get(&format!("{CHECK}?{query}&permits=99")).json());
-        validate("Check", &server.get(&format!("{CHECK}?{query}&permits=99")).json());
-        validate("Remaining", &server.get(&format!("{REMAINING}?{query}")).json());
-        validate("Reset", &server.ask("DELETE", &format!("{RESET}?{query}"), "", "").json());
+        validate("KeyAnswer", &server.get(&format!("{CHECK}?{query}&permits=99")).json());
+        validate("KeyAnswer", &server.get(&format!("{CHECK}?{query}&permits=99")).json());
+        validate("RemainingAnswer", &server.get(&format!("{REMAINING}?{query}")).json());
+        validate("ResetAnswer", &server.ask("DELETE", &format!("{RESET}?{query}"), "", "").json());
     }
     validate("Problem", &server.get("/nowhere").json());
     let batch = server.post(&format!("{CHECK}/batch"), r#"{"checks":[{},{"permits":0}]}"#);
-    validate("BatchAnswer", &batch.json());
+    validate("KeyAnswer", &batch.json()[0]);
+    validate("Problem", &batch.json()[1]);
     validate(
-        "CheckRequest",
+        "KeyCheck",
         &json!({"key": "user:1", "algorithm": "FIXED_WINDOW", "permits": 3, "maxWaitMillis": 0}),
     );
 }

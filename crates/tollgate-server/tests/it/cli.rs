@@ -331,7 +331,7 @@ descriptors:
     let (code, out, err) = run(&["policy", "import", "--from", "envoy", &envoy]);
     assert_eq!(code, Some(0), "{err}");
     for line in [
-        "    match: { attribute: { database: [\"*\", \"!users\"] } }",
+        "    match: { attribute: { database: [\"*\", \"!users\"], domain: shop }, attribute_names: [domain, database] }",
         "    key: \"attribute:database\"",
         "    limit: 50/30d",
         "    mode: shadow",
@@ -356,4 +356,27 @@ descriptors:
     assert!(err.contains("size(x) > 3"), "{err}");
     let imported = write("imported.yaml", &out);
     assert_eq!(run(&["policy", "check", &imported]).0, Some(0));
+}
+
+#[test]
+fn a_policy_is_checked_on_standard_input() {
+    let check = |text: &str| {
+        let mut command = tollgate(&["policy", "check", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A policy that is too long is not read to its end.
+        let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (output.status.code(), out, err)
+    };
+    let (code, out, err) = check("rules: [{ name: a, key: ip, limit: 5/s }]\n");
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert!(out.starts_with("-: no mistakes; 1 rules, 1 limits"), "{out}");
+    let (code, _, err) = check("rules:\n  - { name: a, key: ip, limit: often }\n");
+    assert_eq!(code, Some(2));
+    assert!(err.starts_with("standard input:2:25: rule \"a\": limit: expected a limit"), "{err}");
+    let (code, _, err) = check(&format!("# {}\n", "long ".repeat(250_000)));
+    assert_eq!(code, Some(2));
+    assert!(err.contains("at most 1048576 bytes"), "{err}");
 }

@@ -338,6 +338,8 @@ fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
                 .to_owned(),
             "rule \"a\": factor.e: 1/10 of the limit 5 leaves less than 1 permit",
         ),
+        (rule("limit: 5/s, replaces: b"), "rule \"a\": replaces: no rule is called b"),
+        (rule("limit: 5/s, replaces: a"), "rule \"a\": replaces: a rule cannot replace itself"),
         ("endpoints: { e: {} }".to_owned(), "endpoints.e: needs a condition"),
         ("exclude: [{}]".to_owned(), "exclude.0: would exclude everything"),
     ] {
@@ -354,7 +356,7 @@ fn every_mistake_in_a_policy_is_named_with_its_line_and_column() {
 }
 
 #[test]
-fn what_is_only_counted_stops_nobody() {
+fn a_rule_that_is_only_counted_stops_no_other_rule() {
     let behind = |first: &str| {
         let yaml = format!(
             "rules: [{{ name: a, limit: 5/s, stop: true, {first} }}, {{ name: b, key: ip, limit: 5/s }}]"
@@ -464,4 +466,106 @@ fn the_consistency_and_debts_of_the_api_are_the_default_of_policy_limits() {
     assert_eq!(settings(rules), [("lease", true), ("strict", false)]);
     let with_own = format!("consistency: lease_fast, settle_debt: false, {rules}");
     assert_eq!(settings(&with_own), [("lease_fast", false), ("strict", false)]);
+}
+
+fn checked(yaml: &str) -> config::CheckedPolicy {
+    config::read_policy("p", yaml, &config::PolicyContext::default())
+        .unwrap_or_else(|why| panic!("{yaml}: {why}"))
+}
+
+#[test]
+fn a_rule_behind_a_wider_rule_that_stops_is_warned_of() {
+    let warnings = |top: &str, first: &str, second: &str| {
+        let rules = format!("{{ name: a, {first}, limit: 5/s }}, {{ name: b, {second}, limit: 5/s }}");
+        checked(&format!("{top}rules: [{rules}]")).warnings
+    };
+    let (api, login) = ("match: { path: /api/** }", "match: { path: /api/login }");
+    let stops = format!("{api}, key: ip, stop: true");
+    let by_ip = |matching: &str| format!("{matching}, key: ip");
+    assert_eq!(
+        warnings("", &stops, &by_ip(login)),
+        [
+            "b: never applies: the rule a before it matches every request that it matches, and has `stop: true`"
+        ]
+    );
+    assert_eq!(
+        warnings("apply: first\n", &by_ip(api), &by_ip(login)),
+        [
+            "b: never applies: the rule a before it matches every request that it matches, and with `apply: first` only the first rule applies"
+        ]
+    );
+    for (top, first, second) in [
+        ("", by_ip(api), by_ip(login)),
+        ("", stops.clone(), by_ip("match: { path: /other }")),
+        ("", stops.clone(), "key: ip".to_owned()),
+        ("", format!("{stops}, mode: shadow"), by_ip(login)),
+        ("", format!("{api}, key: user, stop: true"), by_ip(login)),
+        ("", "match: { path: /api/**, method: GET }, key: ip, stop: true".to_owned(), by_ip(login)),
+        ("apply: first\n", by_ip(login), by_ip(api)),
+    ] {
+        assert_eq!(warnings(top, &first, &second), [""; 0], "{first} {second}");
+    }
+    let unused = checked("default: 9/s\nrules: [{ name: a, key: [user, ip], limit: 5/s }]").warnings;
+    assert_eq!(unused, ["default: never applies: the rule a applies to every request"]);
+    assert_eq!(checked("default: 9/s\nrules: [{ name: a, key: user, limit: 5/s }]").warnings, [""; 0]);
+}
+
+#[test]
+fn a_rule_by_identity_that_lets_anonymous_callers_pass_is_remarked_on() {
+    let remark = |rule: &str| {
+        let yaml = format!("default: 9/s\nrules: [{{ name: a, limit: 5/s, {rule} }}]");
+        checked(&yaml).remarks.join("\n")
+    };
+    for (rule, who, key) in [
+        ("key: user", "a user", "[user, ip]"),
+        ("key: user+path:id, match: { path: '/{id}' }", "a user", "[user, ip]"),
+        ("key: api_key", "an API key", "[api_key, ip]"),
+        ("key: [user, api_key]", "a user or an API key", "[user, api_key, ip]"),
+    ] {
+        let expected = format!(
+            "a: requests without {who} are not limited by this rule; add ip to its key (`key: {key}`) or set `deny_empty_key: 403`"
+        );
+        assert_eq!(remark(rule), expected, "{rule}");
+    }
+    for rule in [
+        "key: [user, ip]",
+        "key: ip",
+        "key: identity",
+        "key: user, deny_empty_key: 401",
+        "key: user, match: { identity: user }",
+        "key: [user, api_key], match: { identity: [user, api_key] }",
+    ] {
+        assert_eq!(remark(rule), "", "{rule}");
+    }
+}
+
+#[test]
+fn every_property_of_a_schema_is_described() {
+    fn walk(schema: &Value, path: &str, missing: &mut Vec<String>) {
+        match schema {
+            Value::Object(members) => {
+                for (name, property) in
+                    members.get("properties").and_then(Value::as_object).into_iter().flatten()
+                {
+                    if property["description"].as_str().is_none_or(str::is_empty) {
+                        missing.push(format!("{path}.{name}"));
+                    }
+                }
+                members.iter().for_each(|(name, value)| walk(value, &format!("{path}/{name}"), missing));
+            }
+            Value::Array(items) => items.iter().for_each(|item| walk(item, path, missing)),
+            _ => {}
+        }
+    }
+    for (schema, title) in [(config::schema(), "Tollgate"), (config::policy_schema(), "Tollgate policy")] {
+        let mut missing = Vec::new();
+        walk(&schema, "", &mut missing);
+        assert_eq!(missing, [""; 0], "{title}");
+        assert_eq!(schema["title"], title);
+        assert!(schema["$id"].as_str().is_some_and(|id| id.starts_with("urn:tollgate:")), "{title}");
+        let algorithms = &schema["$defs"]["Algorithm"]["enum"];
+        assert_eq!(algorithms.as_array().map(Vec::len), Some(5), "{algorithms}");
+        let methods = &schema["$defs"]["Method"]["anyOf"][0]["enum"];
+        assert!(methods.as_array().is_some_and(|all| all.contains(&json!("PATCH"))), "{methods}");
+    }
 }

@@ -115,14 +115,15 @@ rules:
         "  interval: TOKEN_BUCKET: 20 at once, 2 per second sustained, at most 40 in any 10s",
         "  meter: LEAKY_BUCKET: 200 at once, 50 per second sustained, at most 250 in any 1s",
         "  queue: LEAKY_BUCKET: 1 at once, 50 per second sustained, at most 51 in any 1s",
-        "  daily: FIXED_WINDOW: 1000 at once, 0.01157 per second sustained, at most 2000 in any 23h",
-        "  monthly: FIXED_WINDOW: 1000 at once, 0.0003803 per second sustained, at most 2000 in any 28d",
+        "  daily: calendar quota per day of UTC: 1000 at once, 0.01157 per second sustained, at most 2000 in any 23h",
+        "  monthly: calendar quota per month of UTC: 1000 at once, 0.0003803 per second sustained, at most 2000 in any 28d",
         "  plan of free: TOKEN_BUCKET: 10 at once, 0.01667 per second sustained, at most 70 in any 3600s",
         "  plan of pro: TOKEN_BUCKET: 1000 at once, 16.67 per second sustained, at most 2000 in any 60s",
         "  plan of pro, limit 2: SLIDING_WINDOW_COUNTER: 20 at once, 20 per second sustained, at most 39 in any 1s (20 with `strict: true`)",
         "  plan of free at export: TOKEN_BUCKET: 1 at once, 0.001667 per second sustained, at most 7 in any 3600s",
         "  plan of pro at export: TOKEN_BUCKET: 100 at once, 1.667 per second sustained, at most 200 in any 60s",
         "  plan of pro at export, limit 2: SLIDING_WINDOW_COUNTER: 2 at once, 2 per second sustained, at most 3 in any 1s (2 with `strict: true`)",
+        "plan: requests without a user are not limited by this rule; add ip to its key (`key: [user, ip]`) or set `deny_empty_key: 403`",
         "no `default`: requests that no rule applies to are admitted, and counted as unmatched",
     ];
     assert_eq!(lines, expected, "{out}");

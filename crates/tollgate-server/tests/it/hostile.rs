@@ -335,7 +335,8 @@ fn garbage_in_a_forwarding_header_does_not_slow_a_batch_down() {
     for garbage in ["\u{ff}", "a", "a,", "10.0.0.1,", "\"", "%"] {
         let long = took(&format!("{}, 198.51.100.7", garbage.repeat(14_000 / garbage.len())));
         println!("{garbage:?}: {long:?}, without it {plain:?}");
-        assert!(long < 3 * plain, "{garbage:?}: {long:?}, without it {plain:?}");
+        // The second part is for a busy machine: an attack that works takes seconds.
+        assert!(long < 3 * plain + Duration::from_millis(20), "{garbage:?}: {long:?}, without it {plain:?}");
     }
 }
 

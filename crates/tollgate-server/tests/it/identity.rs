@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tollgate_server::config;
 
 use crate::policy_on_memory::token;
@@ -38,7 +37,7 @@ impl Service {
             std::fs::write(&path, text).unwrap();
             path
         };
-        let known = file("known", &format!("# keys of customers\n{}  -\n", hex(&Sha256::digest(KNOWN))));
+        let known = file("known", &format!("# keys of customers\n{}  -\n", sha256(KNOWN)));
         let known = format!(", known_file: {}", known.display());
         let proxy = if setup.caller_is_proxy { "127.0.0.1/32" } else { "10.9.0.0/16" };
         let yaml = format!(
@@ -75,12 +74,14 @@ policy:
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// The SHA-256 digest of a text, in hexadecimal digits.
+fn sha256(text: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn id_of(key: &str) -> String {
-    hex(&Sha256::digest(key)[..16])
+    sha256(key)[..32].to_owned()
 }
 
 /// A bearer token with this subject and one claim changed.
@@ -122,7 +123,7 @@ const ATTACKS: &[(&str, Attempt)] = &[
         0 => json!({ "X-API-Key": format!("id:{}", id_of(KNOWN)) }),
         _ => json!({ "X-API-Key": id_of(KNOWN) }),
     }),
-    ("the digest of a known key", |_| json!({ "X-API-Key": hex(&Sha256::digest(KNOWN)) })),
+    ("the digest of a known key", |_| json!({ "X-API-Key": sha256(KNOWN) })),
     ("nearly a known key", |n| {
         let padded = format!("{KNOWN}{}", " ".repeat(n));
         let keys = [padded + " ", KNOWN.to_uppercase(), KNOWN[..n % 11].to_owned(), format!("{KNOWN},{n}")];
@@ -402,7 +403,7 @@ fn mistakes_about_identity_are_named_with_their_fields() {
         std::fs::write(folder.path().join(name), text).unwrap();
         folder.path().join(name).display().to_string()
     };
-    let digest = hex(&Sha256::digest(KNOWN));
+    let digest = sha256(KNOWN);
     let known =
         |name: &str, text: &str| format!("identity: {{ api_key: {{ known_file: {} }} }}", file(name, text));
     let rule = |fields: &str| format!("policy: {{ rules: [{{ name: a, limit: 5/s, {fields} }}] }}");
@@ -473,7 +474,7 @@ fn a_policy_by_api_key_remarks_that_no_key_is_verified() {
     let remarks = |api_key: &str, rule: &str| {
         let folder = tempfile::tempdir().unwrap();
         let known = folder.path().join("known");
-        std::fs::write(&known, hex(&Sha256::digest(KNOWN))).unwrap();
+        std::fs::write(&known, sha256(KNOWN)).unwrap();
         let api_key = api_key.replace('@', &known.display().to_string());
         let path = folder.path().join("tollgate.yaml");
         std::fs::write(&path, format!("identity: {{ {api_key} }}\npolicy: {{ rules: [{rule}] }}\n")).unwrap();
@@ -622,13 +623,13 @@ fn the_openapi_document_knows_who_can_be_named() {
         let whole = json!({ "$ref": format!("#/$defs/{schema}"), "$defs": schemas });
         jsonschema::validator_for(&whole).unwrap().is_valid(value)
     };
-    assert!(valid("Described", &json!({ "apiKeyId": id_of("k") })));
-    assert!(!valid("Described", &json!({ "apiKeyId": "id:k" })));
+    assert!(valid("RequestCheck", &json!({ "apiKeyId": id_of("k") })));
+    assert!(!valid("RequestCheck", &json!({ "apiKeyId": "id:k" })));
     let request = json!({ "ip": "192.0.2.1", "headers": { "X-API-Key": "k", "Authorization": "Bearer x" } });
     let answer = service.check(&request).json();
-    assert!(valid("Judged", &answer), "{answer}");
+    assert!(valid("RequestAnswer", &answer), "{answer}");
     let mut explained = service.ask("/api/v1/explain", &request).json();
-    assert!(valid("Explained", &explained), "{explained}");
+    assert!(valid("Explanation", &explained), "{explained}");
     explained["identity"] = json!(["somebody"]);
-    assert!(!valid("Explained", &explained));
+    assert!(!valid("Explanation", &explained));
 }

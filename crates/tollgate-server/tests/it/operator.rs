@@ -82,7 +82,7 @@ fn a_pushed_policy_beside_a_policy_file_is_no_error_at_start_or_on_sighup() {
     let one = Node::start(&settings);
     assert_eq!(one.ask("PUT", "/admin/policy", FIVE).status, 200);
     let two = Node::start(&settings);
-    let stays = "the policy's file is read and not in force";
+    let stays = "the policy's file was read and is not in force";
     wait_until("the file is read once", || two.levels(stays) == ["INFO"]);
     two.process.hang_up();
     wait_until("the signal is heard", || two.levels(stays) == ["INFO", "INFO"]);

@@ -220,7 +220,7 @@ fn a_report_is_delayed_rather_than_denied() {
     assert_eq!(
         (denied.status, &denied.json()["rule"]),
         (429, &json!("report")),
-        "nobody waits for more than 500 ms"
+        "no request waits for more than 500 ms"
     );
 }
 
@@ -421,11 +421,11 @@ fn a_user_is_who_a_verified_token_says() {
     let claims = json!({ "iss": "id", "aud": "api", "sub": "alice", "plan": "pro", "exp": NOW_SECS + 60 });
     let bearer = |secret: &str, claims: &Value| json!({ "Authorization": format!("Bearer {}", token(secret, claims)) });
     assert_eq!(ask(bearer(secret, &claims)), ("user:alice".to_owned(), json!(100), Value::Null));
-    // Whoever cannot show it is somebody at an address, in the smallest tier.
-    let nobody = |why: &str| ("ip:192.0.2.1".to_owned(), json!(10), json!(why));
-    assert_eq!(ask(bearer("another secret of as many characters", &claims)), nobody("signature"));
+    // A caller without a valid token counts by address, in the smallest tier.
+    let anonymous = |why: &str| ("ip:192.0.2.1".to_owned(), json!(10), json!(why));
+    assert_eq!(ask(bearer("another secret of as many characters", &claims)), anonymous("signature"));
     let expired = json!({ "iss": "id", "aud": "api", "sub": "alice", "plan": "pro", "exp": NOW_SECS - 60 });
-    assert_eq!(ask(bearer(secret, &expired)), nobody("expired"));
+    assert_eq!(ask(bearer(secret, &expired)), anonymous("expired"));
     let (key, limit, _) = ask(json!({ "X-API-Key": "abc" }));
     assert_eq!((key.as_str(), limit), ("ip:192.0.2.1", json!(10)), "a key that is not known");
     let metrics = server.get("/actuator/prometheus").body;

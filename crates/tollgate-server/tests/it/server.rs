@@ -20,6 +20,10 @@ pub(crate) struct Server {
     pub(crate) clock: Clock,
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
+    /// Where Redis clients connect, if it was configured.
+    pub(crate) resp: Option<SocketAddr>,
+    /// Where gRPC listens, if it does.
+    pub(crate) grpc: Option<SocketAddr>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
     /// What holds its state, if it is not in memory.
@@ -62,12 +66,13 @@ impl Server {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let app = App::bind(config, its_clock).await.unwrap();
-                send.send((app.address().unwrap(), app.admin_address().unwrap())).unwrap();
+                let (resp, grpc) = (app.resp_address().unwrap(), app.grpc_address().unwrap());
+                send.send((app.address().unwrap(), app.admin_address().unwrap(), resp, grpc)).unwrap();
                 app.run(stopped).await.unwrap();
             });
         });
-        let (address, admin) = receive.recv().unwrap();
-        Self { clock, address, admin, stop, thread: Some(thread), store }
+        let (address, admin, resp, grpc) = receive.recv().unwrap();
+        Self { clock, address, admin, resp, grpc, stop, thread: Some(thread), store }
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

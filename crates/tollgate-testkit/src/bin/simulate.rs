@@ -29,7 +29,7 @@ struct Cli {
     json: Option<PathBuf>,
 }
 
-/// A judge who has not seen a flaw in so many seeds is blind.
+/// A judge that has not seen a flaw in this many seeds does not work.
 const FLAWED_SEEDS: u64 = 100;
 
 /// What came of many seeds.

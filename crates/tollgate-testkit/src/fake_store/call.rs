@@ -43,6 +43,8 @@ pub(crate) enum Call {
     Return { place: Place, lease: Lease, number: u64, terms: LeaseTerms },
     /// Takes permits without asking.
     Charge { place: Place, permits: u64 },
+    /// Gives permits back of a grant that started at `at`.
+    Refund { place: Place, permits: u64, at: Timestamp },
     /// Makes a key as if it had never been used.
     Reset(Place),
 }
@@ -65,7 +67,7 @@ pub(crate) enum Reply {
 pub(crate) enum Returned {
     /// It was its turn.
     Taken,
-    /// It was not its turn: so many returns there were before.
+    /// It was out of turn. The field is the number of earlier returns.
     Refused { returns: u64 },
 }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::DropGuard;
 use tollgate::lease::Lease as HeldLease;
 use tollgate::{
     Backend, Check, Clock, Deadlines, Driver, HashedKey, LeaseGrant, LeaseRequest, LeaseTerms, Limit,
-    LimitId, LimitSettings, Store, StoreError, Tasks, TooManyLimits, Verdict, Verdicts,
+    LimitId, LimitSettings, Store, StoreError, Tasks, Timestamp, TooManyLimits, Verdict, Verdicts,
 };
 
 pub(crate) use self::call::{Asked, Call, FakeLimit, Link, Place, Reply, Returned};
@@ -187,6 +187,17 @@ impl Backend for FakeStore {
 
     async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
         self.done(Call::Reset(self.place(limit, key)?), self.deadlines(limit).wait).await
+    }
+
+    async fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        let call = Call::Refund { place: self.place(limit, key)?, permits, at };
+        self.done(call, self.deadlines(limit).wait).await
     }
 }
 

@@ -11,7 +11,7 @@ use super::call::{Asked, Call, FakeLimit, Place, Reply, Returned};
 use super::laws::{Law, is_batch_alike, is_exact};
 use crate::simulation::Flaw;
 
-/// For so long the number of returns outlives the state: as a key in Redis does.
+/// How long the number of returns outlives the state, as a key in Redis does.
 const KEPT: Micros = Micros::from_secs(1);
 
 /// What the store remembers of a key.
@@ -125,6 +125,10 @@ impl Server {
             }
             Call::Charge { place, permits } => {
                 self.charge(real_us, place, *permits);
+                Reply::Done
+            }
+            Call::Refund { place, permits, at } => {
+                self.refund(real_us, place, *permits, *at);
                 Reply::Done
             }
             Call::Reset(place) => {
@@ -298,6 +302,18 @@ impl Server {
         limit.limit.charge(&mut twin, now, permits);
         self.write(real_us, (slot, limit), &seen, state, twin, permits);
         self.notes.push(Noted::Charged { place: slot, permits });
+    }
+
+    /// Gives back what is still owed.
+    fn refund(&mut self, real_us: u64, place: &Place, permits: u64, at: Timestamp) {
+        let (now, slot, limit) = (self.now(real_us), self.number(place), &*place.limit);
+        self.note_carried(slot, limit, now);
+        let seen = self.view(slot, limit, now);
+        let (mut state, mut twin) =
+            (seen.clone(), self.view_of(self.slots[slot].twin.as_ref(), slot, limit, now));
+        limit.limit.refund(&mut state, now, permits, at);
+        limit.limit.refund(&mut twin, now, permits, at);
+        self.write(real_us, (slot, limit), &seen, state, twin, 0);
     }
 
     /// How the store lends.

@@ -94,7 +94,7 @@ impl RedisServerBuilder {
         self
     }
 
-    /// Runs in this place and listens there on TCP, for everybody who reaches it.
+    /// Runs in this place and listens there on TCP, on all its addresses.
     pub fn place(mut self, place: &Place) -> Self {
         self.place = Some(place.clone());
         self.tcp()

@@ -99,7 +99,7 @@ impl Asker {
         if denial.generation != inside.better[place] {
             return;
         }
-        // The node's clock may be slow: it has waited so much longer.
+        // The node's clock may be slow, so it has waited longer by that factor.
         let slow_us = (now_us - denial.executed_us) / 5_000 + 2;
         let then = inside.server.now(now_us - slow_us);
         if inside.server.peek(then, place, limit, ask(wish)).is_admitted() {

@@ -80,7 +80,7 @@ impl Bounds {
             Limit::TokenBucket(_) | Limit::LeakyBucket(_) => Some(self.bound().excess(admissions).permits),
             _ if !self.replays => None,
             Limit::IntervalBucket(it) => {
-                Some(interval_excess(it.capacity(), it.refill(), it.period(), admissions))
+                Some(interval_excess(it.size(), it.refill(), it.period(), admissions))
             }
             Limit::FixedWindow(_)
             | Limit::SlidingCounter(_)
@@ -100,7 +100,7 @@ impl Bounds {
         Bound { burst, permits: rate.permits(), period_us: rate.per().get() }
     }
 
-    /// The permits that the plain algorithm would refuse if everybody came when they were let through.
+    /// The permits that the plain algorithm would deny if every request came when it was admitted.
     fn refused_in_replay(&self, admissions: &mut [(u64, u64)], on_store: impl Fn(u64) -> Timestamp) -> u64 {
         admissions.sort_unstable_by_key(|(at_us, _)| *at_us);
         let mut state = self.limit.fresh(on_store(0));

@@ -10,7 +10,7 @@ use super::bounds::{Bounds, flow};
 use super::report::{Report, Violation};
 use super::scenario::{Scenario, Trouble};
 
-/// A lease ends so much earlier on its node, as a part of its life.
+/// The part of its life by which a lease ends earlier on its node.
 const DRIFT_PARTS: u64 = 5_000;
 /// A node that got less than it wished for asks again after this long, or after a quarter of a lease's life.
 const PACE_MAX_US: u64 = 50_000;

@@ -116,8 +116,8 @@ impl Inside {
             self.judge.given_up(holder, place, lease);
         }
         let (answer, answered) = oneshot::channel();
-        // Debts are charged by a call of their own that nobody repeats.
-        let may_double = !matches!(call, Call::Charge { .. });
+        // Calls that charge or refund are never repeated.
+        let may_double = !matches!(call, Call::Charge { .. } | Call::Refund { .. });
         let is_bad = scenario.bad_network && !self.is_calm;
         let arrivals =
             arrivals(&mut random, scenario, is_bad, may_double, matches!(call, Call::Return { .. }));
@@ -163,7 +163,10 @@ impl Inside {
         let place = match call {
             Call::Decide(asked) => &asked[0].place,
             Call::Peek(asked) | Call::Borrow(asked, _) => &asked.place,
-            Call::Return { place, .. } | Call::Charge { place, .. } | Call::Reset(place) => place,
+            Call::Return { place, .. }
+            | Call::Charge { place, .. }
+            | Call::Refund { place, .. }
+            | Call::Reset(place) => place,
         };
         self.server.place(&place.limit.scope, &place.key)
     }
@@ -269,6 +272,7 @@ const fn kind(call: &Call) -> u64 {
         Call::Return { .. } => 3,
         Call::Charge { .. } => 4,
         Call::Reset(_) => 5,
+        Call::Refund { .. } => 6,
     }
 }
 
@@ -276,7 +280,7 @@ fn asked(call: &Call) -> &[Asked] {
     match call {
         Call::Decide(asked) => asked,
         Call::Peek(asked) | Call::Borrow(asked, _) => std::slice::from_ref(asked),
-        Call::Return { .. } | Call::Charge { .. } | Call::Reset(_) => &[],
+        Call::Return { .. } | Call::Charge { .. } | Call::Refund { .. } | Call::Reset(_) => &[],
     }
 }
 

@@ -186,7 +186,7 @@ impl World {
         2 * life + 5 * self.scenario.deadlines.call + Duration::from_secs(2)
     }
 
-    /// A node of which nobody asks anything holds nothing and owes nothing.
+    /// A node without requests holds no leases and has no debts.
     fn check_quiet(&self, node: &Node) {
         node.check_conservation(self, true);
         let (stats, debt) = (node.lease.stats(), node.lease.backend().stats().debt);
@@ -275,7 +275,7 @@ impl World {
 }
 
 impl Inside {
-    /// Adds a line to the timeline, if somebody reads it.
+    /// Adds a line to the timeline, if it is recorded.
     pub(super) fn tell(&mut self, at_us: u64, line: impl FnOnce() -> String) {
         if self.tells {
             self.judge.report.timeline.push(format!("{at_us:>10} us  {}", line()));
@@ -361,7 +361,7 @@ impl Inside {
         self.has_improved();
     }
 
-    /// When everybody else has gone, a client that is denied is admitted after the wait that it was told.
+    /// After all other clients have left, a denied client is admitted after its promised wait.
     fn lone_client(&mut self, scenario: &Scenario, now_us: u64) {
         for place in 0..scenario.places() {
             let plan = scenario.limit_of(place);

@@ -25,7 +25,7 @@ fn a_server_follows_every_step() {
 }
 
 #[test]
-fn what_counts_from_boot_stays_true() {
+fn time_since_boot_is_unchanged_by_a_fake_clock() {
     let clock = SteppedClock::new();
     clock.step(3_600_000_000);
     let mut python = Command::new("python3");

@@ -82,7 +82,7 @@ fn a_destroyed_place_falls_silent() {
     place.destroy();
     client.write_all(b"PING\r\n").unwrap();
     assert_silent(&mut client);
-    // It still runs, but nobody out there can tell.
+    // It still runs, but no other place can reach it.
     assert_eq!(server.cli(&["PING"]), "PONG\n");
 }
 

@@ -1,10 +1,10 @@
-//! The simulation: what must hold does, the same seed is the same, and whoever does it wrong is seen.
+//! The simulation: the invariants hold, a seed can be replayed, and the judge sees flawed leases.
 
 use tollgate_testkit::long_or;
 use tollgate_testkit::simulation::{Flaw, play, play_flawed, tell};
 
 #[test]
-fn whatever_goes_wrong_the_invariants_hold() {
+fn invariants_hold_under_all_faults() {
     for seed in 0..long_or(10_000, 300) {
         let report = play(seed);
         assert!(report.violations.is_empty(), "seed {seed}: {:?}", report.violations.first());
@@ -13,7 +13,7 @@ fn whatever_goes_wrong_the_invariants_hold() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_again() {
+fn same_seed_gives_the_same_run() {
     for seed in 0..30 {
         let (first, again) = (play(seed), tell(seed));
         assert_eq!(first.digest, again.digest, "seed {seed}");
@@ -33,26 +33,26 @@ fn is_seen(flaw: Flaw, seeds: u64) {
 }
 
 #[test]
-fn the_obvious_lease_is_seen() {
+fn judge_sees_leases_that_are_not_counted_as_out() {
     is_seen(Flaw::ObviousLease, 20);
 }
 
 #[test]
-fn an_epoch_whose_end_is_not_charged_is_seen() {
+fn judge_sees_an_epoch_whose_end_is_not_charged() {
     is_seen(Flaw::UnchargedEpochs, 100);
 }
 
 #[test]
-fn a_life_that_begins_with_the_reply_is_seen() {
+fn judge_sees_a_lease_that_is_timed_from_the_reply() {
     is_seen(Flaw::LifeFromReceipt, 20);
 }
 
 #[test]
-fn a_return_that_counts_twice_is_seen() {
+fn judge_sees_a_return_that_counts_twice() {
     is_seen(Flaw::UnnumberedReturns, 20);
 }
 
 #[test]
-fn a_lease_that_goes_on_after_its_end_is_seen() {
+fn judge_sees_a_lease_that_is_spent_after_its_end() {
     is_seen(Flaw::SpendAfterEnd, 20);
 }

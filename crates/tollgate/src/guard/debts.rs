@@ -1,5 +1,5 @@
-//! What this node has admitted alone and owes to the store's state. Each debt is taken at most once, and what has flowed back since
-//! is not owed any more.
+//! Debts: permits that this node has admitted without the store. Each debt is taken from the store at most once, and permits that have
+//! flowed back since are not owed any more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::hash::Hash;
 use crate::memory::MemoryLimiter;
 use crate::redis::StoreError;
 
-/// Keys that owe: some 20 MB, if each has 100 bytes.
+/// The most keys with debts: some 20 MB, if each has 100 bytes.
 const DEBTORS_MAX: usize = 65_536;
-/// Debts that are taken at the same time.
+/// Debts that are settled at the same time.
 const SETTLED_AT_ONCE: usize = 256;
-/// For taking one. Nobody waits for it, and a store that has just come back may be slow.
+/// The deadline for settling one debt. No caller waits for it, and a store that has just recovered may be slow.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) struct Debts<S: Store> {
     owed: Mutex<Owed<S>>,
-    /// How many keys owe, to be read without the lock.
+    /// The number of keys with debts, to be read without the lock.
     debtors: AtomicUsize,
     settled: AtomicU64,
     lost: AtomicU64,
@@ -41,21 +41,21 @@ impl<S: Store> Default for Debts<S> {
     }
 }
 
-/// Which key of which limit owes.
+/// A key of a limit that has a debt.
 type Debtor = (LimitId, Hash);
 
 struct Owed<S: Store> {
     debts: HashMap<Debtor, Debt<S>>,
-    /// Permits of debts that have left `debts`, and for which the store has not answered yet.
+    /// Permits of debts that are no longer in `debts`, because the store is being asked to take them.
     being_taken: u64,
 }
 
-/// Where debts of one limit are noted, and taken from.
+/// The debts of one limit.
 pub(super) struct Account<S: Store> {
-    /// Where they are taken.
+    /// The store that settles them.
     store: S,
     limit: LimitId,
-    /// The limit as it would stand if the store had decided all of it, and nothing else: what flows back here is not owed.
+    /// The limit as if it had decided on the debts alone. Permits that flow back here are not owed any more.
     book: MemoryLimiter,
 }
 
@@ -76,7 +76,7 @@ impl<S: Store> Account<S> {
     }
 }
 
-/// Nobody uses the limit any more, and nothing is owed to it.
+/// Removes a limit that is no longer used and has no debts.
 impl<S: Store> Drop for Account<S> {
     fn drop(&mut self) {
         self.store.remove_limit(self.limit);
@@ -84,7 +84,7 @@ impl<S: Store> Drop for Account<S> {
 }
 
 impl<S: Store> Debts<S> {
-    /// Notes permits that were admitted, and that the store surely has not taken.
+    /// Records admitted permits that the store has not taken.
     pub(super) fn owe(&self, account: &Arc<Account<S>>, key: HashedKey<'_>, permits: u64) {
         let debtor = account.debtor(key);
         let mut owed = self.owed.lock();
@@ -101,17 +101,17 @@ impl<S: Store> Debts<S> {
         account.book.charge(key.text(), permits);
     }
 
-    /// Notes permits that were admitted, and that the store may have taken: never to be taken again.
+    /// Counts admitted permits that the store may have taken, and that are never taken again.
     pub(super) fn lose(&self, permits: u64) {
         self.lost.fetch_add(permits, Ordering::Relaxed);
     }
 
-    /// Whether nobody owes.
+    /// Whether there are no debts.
     pub(super) fn is_empty(&self) -> bool {
         self.debtors.load(Ordering::Relaxed) == 0
     }
 
-    /// Permits that were admitted and not settled yet, that were taken, and that will never be.
+    /// Permits that are not settled yet, that were settled, and that are lost.
     pub(super) fn permits(&self) -> (u64, u64, u64) {
         let owed = self.owed.lock();
         let waiting = owed.debts.values().map(|debt| debt.permits).fold(0, u64::saturating_add);
@@ -119,8 +119,8 @@ impl<S: Store> Debts<S> {
         (unsettled, self.settled.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
     }
 
-    /// Takes what is owed to servers that can be asked, each debt at most once. Returns whether any was settled. Debts to
-    /// servers that are gone stay where they are, and hold up no others.
+    /// Settles debts to available servers, each at most once. Returns whether any was settled. Debts to unavailable servers stay, and do
+    /// not delay the others.
     pub(super) async fn repay_all(&self) -> bool {
         let before = self.settled.load(Ordering::Relaxed);
         let ready: Vec<_> = {
@@ -134,7 +134,7 @@ impl<S: Store> Debts<S> {
         self.settled.load(Ordering::Relaxed) > before
     }
 
-    /// Forgets what a key owes: it was reset.
+    /// Drops the debt of a key that was reset.
     pub(super) fn forgive(&self, account: &Account<S>, key: HashedKey<'_>) {
         let mut owed = self.owed.lock();
         let forgiven = owed.debts.remove(&account.debtor(key));
@@ -149,7 +149,7 @@ impl<S: Store> Debts<S> {
         let debt = owed.debts.remove(&debtor)?;
         owed.being_taken = owed.being_taken.saturating_add(debt.permits);
         self.debtors.store(owed.debts.len(), Ordering::Relaxed);
-        // If whoever takes it leaves, nobody knows whether it was taken.
+        // If the settling is cancelled, it is unknown whether the store took the permits.
         Some(Taking { debts: self, debtor, debt, due: 0, end: End::Lost })
     }
 
@@ -164,24 +164,24 @@ impl<S: Store> Debts<S> {
                 book.reset(key);
                 taking.end = End::Repaid;
             }
-            // Once more, and it might be taken twice; or it never could be.
+            // The permits may have been taken already, or can never be taken.
             Err(why) if why.may_have_run() || matches!(why, StoreError::Foreign { .. }) => book.reset(key),
             Err(_) => taking.end = End::StillOwed,
         }
     }
 }
 
-/// A debt that is being taken.
+/// A debt that is being settled.
 struct Taking<'a, S: Store> {
     debts: &'a Debts<S>,
     debtor: Debtor,
     debt: Debt<S>,
-    /// What of it has not flowed back.
+    /// The part of it that has not flowed back.
     due: u64,
     end: End,
 }
 
-/// What became of a debt.
+/// The end of a debt.
 enum End {
     Repaid,
     Lost,
@@ -191,7 +191,7 @@ enum End {
 impl<S: Store> Drop for Taking<'_, S> {
     fn drop(&mut self) {
         let (debts, permits) = (self.debts, self.debt.permits);
-        // Both counts change together: permits that are neither owed nor settled would look forgotten.
+        // Both counts change under one lock, so that no permits are missing from both.
         let mut owed = debts.owed.lock();
         owed.being_taken = owed.being_taken.saturating_sub(permits);
         match self.end {

@@ -1,7 +1,7 @@
-//! The guard: every check is answered in time, whatever becomes of the store.
+//! The guard: answers every check in time, also if the store fails.
 //!
-//! What the store decides is passed on. Where it gives no decision, the failure mode of each limit counts: let through, refuse, or
-//! decide here with this node's share of the limit. Every verdict names its basis.
+//! Decisions of the store are passed on. If the store gives no decision, the failure mode of each limit applies: admit, deny, or decide
+//! here with this node's share of the limit. Every verdict names its basis.
 
 mod debts;
 mod outages;
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tollgate_core::lease::Lease as HeldLease;
-use tollgate_core::{LeaseTerms, Limit, TokenBucket};
+use tollgate_core::{LeaseTerms, Limit, Timestamp, TokenBucket};
 
 use self::debts::{Account, Debts};
 use self::outages::Outages;
@@ -34,17 +34,17 @@ use crate::settings::{FailureMode, LimitSettings};
 use crate::tasks::Tasks;
 use crate::verdict::{Verdict, Verdicts};
 
-/// What all limits share when the store is gone.
+/// Settings of the guard that all limits share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GuardConfig {
-    /// This node's share of each limit, where it is not known how many nodes there are.
+    /// This node's share of each limit while the number of nodes is unknown.
     pub share: Share,
     /// Keys that are decided by this node alone.
     pub local: MemoryConfig,
-    /// How many requests the whole node lets through in mode `Open`.
+    /// How many requests the whole node admits in mode `Open`.
     pub ceiling: Option<TokenBucket>,
-    /// An outage is over when the store was well and has decided everything for so long. Then what was decided here is
-    /// forgotten. Sooner, and a store that stutters would give every key a fresh share at each stutter.
+    /// An outage is over when the store has been healthy and has decided all checks for this long. Then local states are dropped. If
+    /// that happened sooner, an unstable store would give every key a fresh share after each failure.
     pub forget_after: Duration,
 }
 
@@ -60,27 +60,27 @@ impl Default for GuardConfig {
     }
 }
 
-/// What the guard holds and has done.
+/// Counts of the guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GuardStats {
     /// Keys that this node decides alone.
     pub local_keys: u64,
-    /// Permits that were admitted here and are not settled yet. Some of them may have flowed back by then.
+    /// Permits that were admitted here and are not settled yet. Some of them may flow back before.
     pub debt: u64,
-    /// Permits that were taken afterwards.
+    /// Permits that were settled.
     pub debt_settled: u64,
-    /// Permits that are never taken: too many keys owed, or it is unknown whether they were.
+    /// Permits that are never settled: too many keys had debts, or it is unknown whether the store took them.
     pub debt_lost: u64,
-    /// How often its driver has panicked, and went on.
+    /// How often its driver has panicked and continued.
     pub panics: u64,
 }
 
-/// How often is looked whether an outage is over, while there is one.
+/// How often the driver checks whether an outage is over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The longest pause between two attempts to settle debts while their server is gone.
 const PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// A store, and what answers in its place. Clones share it.
+/// A store, with answers for checks that it does not decide. Clones share it.
 pub struct Guard<S: Store<Error = StoreError>>(Arc<Inner<S>>);
 
 impl<S: Store<Error = StoreError>> Clone for Guard<S> {
@@ -100,7 +100,7 @@ struct Shared<S: Store<Error = StoreError>> {
     clock: Clock,
     share: Share,
     forget_after: Duration,
-    /// Decides with the whole limits: asks are made larger instead of the limits smaller.
+    /// Decides with the whole limits. Costs are scaled up instead of the limits down.
     local: MemoryEngine,
     ceiling: Option<MemoryLimiter>,
     debts: Debts<S>,
@@ -112,23 +112,23 @@ struct Shared<S: Store<Error = StoreError>> {
     zero: Instant,
     begun: Notify,
     panics: AtomicU64,
-    /// Told when the store has decided although there are debts: it is back.
+    /// Notified when the store decides while there are debts: it is back.
     decided: Notify,
 }
 
-/// What the guard knows of a limit.
+/// The data of the guard for a limit.
 struct Guarded<S: Store<Error = StoreError>> {
     limit: Limit,
     /// The limit in the memory engine that decides while the store does not.
     local: LimitId,
-    /// Where debts are noted, if they are settled.
+    /// The debts, if they are settled.
     account: Option<Arc<Account<S>>>,
-    /// What log lines call the limit.
+    /// The name of the limit in log lines.
     scope: Box<str>,
     mode: FailureMode,
 }
 
-/// Ends outages: settles debts and forgets what was decided alone. Debts are settled only while this runs.
+/// Ends outages: settles debts and drops local states. Debts are settled only while this runs.
 #[must_use = "debts are settled only while the driver runs"]
 pub struct GuardDriver<S: Store<Error = StoreError>> {
     shared: Arc<Shared<S>>,
@@ -136,10 +136,10 @@ pub struct GuardDriver<S: Store<Error = StoreError>> {
 }
 
 impl<S: Store<Error = StoreError>> Guard<S> {
-    /// A guard, and the driver that ends outages. `clock` is read for what is decided without the store.
+    /// A guard, and the driver that ends outages. `clock` is read for decisions without the store.
     pub fn new(store: S, config: GuardConfig, clock: Clock) -> (Self, GuardDriver<S>) {
         let local = MemoryEngine::new(config.local, clock.clone());
-        // In a table of its own, which nothing is evicted from.
+        // In a table of its own, so that it is never evicted.
         let ceiling = config.ceiling.and_then(|it| {
             let engine = MemoryEngine::new(MemoryConfig { max_keys: 1 }, clock.clone());
             engine.limiter("ceiling", Limit::TokenBucket(it)).ok()
@@ -171,18 +171,18 @@ impl<S: Store<Error = StoreError>> Guard<S> {
         &self.0.shared.store
     }
 
-    /// Whether the store decides, as far as is known, or why not. A store that fails every check is not well, however seldom it is asked.
+    /// Whether the store decides, as far as is known, or why not. A store that fails every check is not healthy, however rarely it is asked.
     pub fn health(&self) -> Result<(), StoreError> {
         self.store().health()?;
         self.0.shared.outages.why().map_or(Ok(()), Err)
     }
 
-    /// Takes what is owed, as far as the store lets it: before a program ends.
+    /// Settles debts, as far as the store allows: before a program ends.
     pub async fn repay_debts(&self) {
         self.0.shared.debts.repay_all().await;
     }
 
-    /// What it holds and has done. Looks into every part of a table: for reports, not for requests.
+    /// Its counts. Reads every part of a table, so it is for reports only.
     pub fn stats(&self) -> GuardStats {
         let shared = &self.0.shared;
         let (debt, debt_settled, debt_lost) = shared.debts.permits();
@@ -216,7 +216,7 @@ impl<S: Store<Error = StoreError>> Backend for Guard<S> {
         let Some(guarded) = limits.get(id) else { return };
         limits.remove(id);
         local.remove_limit(guarded.local);
-        // With debts, the store forgets the limit when the last one is settled.
+        // With debts, the limit is removed from the store when the last debt is settled.
         if guarded.account.is_none() {
             store.remove_limit(id);
         }
@@ -239,7 +239,7 @@ impl<S: Store<Error = StoreError>> Backend for Guard<S> {
         Ok(peeked.unwrap_or_else(|why| shared.peek_without_store(check, &why)))
     }
 
-    /// Without the store that cannot be done.
+    /// Fails without the store.
     async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
         let Shared { store, limits, debts, local, .. } = &*self.0.shared;
         store.reset(limit, key).await?;
@@ -250,6 +250,17 @@ impl<S: Store<Error = StoreError>> Backend for Guard<S> {
             local.reset(guarded.local, key).await?;
         }
         Ok(())
+    }
+
+    /// Without the store nothing is given back.
+    async fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.store().refund(limit, key, permits, at).await
     }
 }
 
@@ -264,7 +275,7 @@ impl<S: Store<Error = StoreError>> Store for Guard<S> {
         let answer = shared.store.borrow(check, wanted, deadline).await;
         match &answer {
             Ok(_) => shared.note_decision(),
-            // No request waits for it, which would be noted when it is answered.
+            // No request waits for this call. A waiting request would record the failure itself.
             Err(why) if check.ask.cost == 0 => shared.note_failure(check, why),
             Err(_) => {}
         }
@@ -331,12 +342,12 @@ impl<S: Store<Error = StoreError>> Store for Guard<S> {
 }
 
 impl<S: Store<Error = StoreError>> Shared<S> {
-    /// This node's share of each limit: one of the nodes that were there when the store last said so.
+    /// This node's share of each limit, by the number of nodes that the store last reported.
     fn share(&self) -> Share {
         self.store.nodes().map_or(self.share, Share::one_of)
     }
 
-    /// Notes that the store has decided.
+    /// Records a decision of the store.
     fn note_decision(&self) {
         self.outages.decided();
         if !self.debts.is_empty() {
@@ -355,12 +366,12 @@ impl<S: Store<Error = StoreError>> Shared<S> {
         self.zero.elapsed().saturating_sub(Duration::from_micros(self.used_at.load(Ordering::Relaxed)))
     }
 
-    /// Settles what is owed as soon as the store is well, and forgets the rest when the outage is over.
+    /// Settles debts as soon as the store is healthy, and drops local states when the outage is over.
     async fn end_outage(&self) {
         let mut pause = LOOK_EVERY;
         loop {
-            // The first decision of a store that is back is a reason to look at once: what is owed should be taken before much
-            // else is. While debts remain that cannot be taken, decisions by other servers are none.
+            // The first decision of a recovered store ends the pause: debts should be settled before many other requests. While
+            // some debts cannot be settled, decisions by other servers do not end it.
             if pause == LOOK_EVERY {
                 let _ = timeout(pause, self.decided.notified()).await;
             } else {
@@ -370,7 +381,7 @@ impl<S: Store<Error = StoreError>> Shared<S> {
             pause = if settled || self.debts.is_empty() { LOOK_EVERY } else { PAUSE_MAX.min(pause * 2) };
             let is_well = self.store.health().is_ok();
             if is_well {
-                // Where nobody asks, the one server that there is may show it by taking in that this node lives.
+                // Without requests, a heartbeat shows that the only server writes again.
                 if let Some(wrote) = self.store.last_heartbeat() {
                     self.outages.back(wrote);
                 }
@@ -386,7 +397,7 @@ impl<S: Store<Error = StoreError>> Shared<S> {
 }
 
 impl<S: Store<Error = StoreError>> GuardDriver<S> {
-    /// Runs until all limiters and the guard are gone. A panic is counted, and the work goes on.
+    /// Runs until all limiters and the guard are dropped. After a panic, which is counted, it continues.
     pub async fn run(self) {
         let Self { shared, stop } = self;
         let outages = async {

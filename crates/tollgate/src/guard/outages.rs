@@ -8,15 +8,15 @@ use tokio::time::Instant;
 
 use crate::redis::StoreError;
 
-/// Between two log lines of one cause.
+/// The pause between two log lines of one cause.
 const LOG_EVERY: Duration = Duration::from_secs(1);
-/// An outage is over when no check has failed for so long: a store that stutters would log its recovery at each stutter.
+/// An outage is over when no check has failed for this long. Otherwise an unstable store would log its recovery after each failure.
 const OVER_AFTER: Duration = Duration::from_secs(1);
 
 /// The outage under way, if there is one.
 #[derive(Default)]
 pub(super) struct Outages {
-    /// Whether there is one: what every decision looks at.
+    /// Whether there is one. Every decision reads this.
     is_under_way: AtomicBool,
     outage: Mutex<Option<Outage>>,
 }
@@ -42,7 +42,7 @@ struct Cause {
 }
 
 impl Outages {
-    /// Notes a check that the store did not decide, and logs it unless its cause was logged just now.
+    /// Records a check that the store did not decide, and logs it unless its cause was just logged.
     pub(super) fn note(&self, rule: &str, key: &str, why: &StoreError) {
         if let Some(left_out) = self.count(why, Instant::now()) {
             tracing::error!(cause = why.class(), rule, key, left_out, "the store gave no decision: {why}");
@@ -74,7 +74,7 @@ impl Outages {
         Some(std::mem::take(&mut cause.left_out))
     }
 
-    /// Notes that the store has decided a check.
+    /// Records that the store has decided a check.
     #[inline]
     pub(super) fn decided(&self) {
         if self.is_under_way.load(Ordering::Relaxed) {
@@ -82,7 +82,7 @@ impl Outages {
         }
     }
 
-    /// Notes a sign that the store decides again.
+    /// Records a sign that the store decides again.
     pub(super) fn back(&self, at: Instant) {
         if let Some(outage) = &mut *self.outage.lock()
             && at > outage.last
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_cause_is_logged_at_once_and_then_once_a_second_with_the_number_left_out() {
+    fn each_cause_is_logged_at_once_and_then_once_a_second_with_a_count() {
         let (outages, start) = (Outages::default(), Instant::now());
         let after = |ms| start + Duration::from_millis(ms);
         let (late, full) = (StoreError::Timeout(Duration::ZERO), StoreError::Overloaded);

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A fraction from just above nothing to the whole.
+/// A fraction above 0 and at most 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
     part: u32,
     whole: u32,
 }
 
-/// Why a text is no share.
+/// Why a text is not a share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("must be a fraction such as 1/2 or a percentage such as 50%, above 0 and at most 1")]
 pub struct ShareError;
@@ -24,12 +24,12 @@ impl Share {
         if part == 0 || part > whole { Err(ShareError) } else { Ok(Self { part, whole }) }
     }
 
-    /// One of so many nodes, all alike.
+    /// The share of one of several equal nodes.
     pub(super) const fn one_of(nodes: u32) -> Self {
         Self { part: 1, whole: if nodes == 0 { 1 } else { nodes } }
     }
 
-    /// What a cost weighs where only this share counts; rounded up, against the caller.
+    /// A cost scaled up for a node with this share; rounded up, against the caller.
     pub(super) const fn weigh(self, cost: u64) -> u64 {
         let weight = (cost as u128 * self.whole as u128).div_ceil(self.part as u128);
         if weight > u64::MAX as u128 { u64::MAX } else { weight as u64 }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_written_as_people_do() {
+    fn shares_parse_from_fractions_and_percentages() {
         for (text, share) in
             [("1/2", Ok("1/2")), ("50%", Ok("50/100")), ("1", Ok("1/1")), (" 2 / 3 ", Ok("2/3"))]
         {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_against_the_caller() {
+    fn shares_round_against_the_caller() {
         let third = Share::one_of(3);
         assert_eq!((third.weigh(1), third.of(100)), (3, 33));
         let two_thirds = Share { part: 2, whole: 3 };

@@ -1,4 +1,4 @@
-//! Requests that the store does not decide: each limit by its failure mode, permits taken from all of them or from none.
+//! Decides on requests without the store: each limit by its failure mode, permits from all limits or from none.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::redis::StoreError;
 use crate::settings::FailureMode;
 use crate::verdict::{Basis, Verdict, Verdicts};
 
-/// A caller who is refused because the store is gone is told to come back after this long.
+/// The retry time of a denial in mode `Closed`.
 const CLOSED_RETRY: Micros = Micros::from_secs(1);
 
-/// What becomes of a check by its limit's failure mode.
+/// The answer to a check by the failure mode of its limit.
 enum ByMode {
-    /// This, with the ceiling of the node left aside.
+    /// This verdict, without the ceiling of the node.
     Known(Verdict),
     /// This node decides alone.
     Local,
@@ -91,7 +91,7 @@ impl<S: Store<Error = StoreError>> Shared<S> {
         verdicts
     }
 
-    /// Notes that the store has not lent. Nothing is admitted, owed or taken from the node's ceiling by that.
+    /// Records that the store has not lent. This admits nothing, owes nothing and takes nothing from the ceiling.
     pub(super) fn note_failure(&self, check: &Check<'_>, why: &StoreError) {
         if let Some(it) = self.limits.read().get(&check.limit) {
             self.outages.note(&it.scope, check.key.text(), why);
@@ -115,7 +115,7 @@ impl<S: Store<Error = StoreError>> Shared<S> {
         self.outages.note(&it.scope, check.key.text(), why);
         self.note_use();
         let size = it.limit.size();
-        // What could never be admitted is not, store or no store.
+        // A cost above the size is impossible with or without the store.
         if check.ask.cost > size {
             let decision = Decision { outcome: Outcome::Impossible, ..self.untouched(size) };
             return ByMode::Known(Verdict::exact(decision));
@@ -150,18 +150,18 @@ impl<S: Store<Error = StoreError>> Shared<S> {
         }
     }
 
-    /// What is asked of this node alone: each request counts as many times as there are nodes.
+    /// The ask for this node alone. The cost counts once for each node.
     fn weighed(&self, limit: &Limit, ask: Ask) -> Ask {
         Ask { cost: self.share().weigh(ask.cost).min(limit.size()), ..ask }
     }
 
-    /// A decision of this node alone, as callers see it.
+    /// The verdict of this node alone, scaled to its share.
     fn as_share(&self, decision: Decision) -> Verdict {
         let remaining = self.share().of(decision.remaining);
         Verdict { decision: Decision { remaining, ..decision }, basis: Basis::Local }
     }
 
-    /// An admission by a key that was never used, of a limit of this size.
+    /// An admission by an unused key of a limit of this size.
     fn untouched(&self, size: u64) -> Decision {
         let at = self.clock.now();
         Decision { outcome: Outcome::NOW, limit: size, remaining: size, reset: Micros::ZERO, at }

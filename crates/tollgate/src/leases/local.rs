@@ -1,4 +1,4 @@
-//! Requests decided with what this node holds: all of their leased limits, or none.
+//! Decides on requests with held permits: from all of their leased limits, or from none.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,11 +14,11 @@ use crate::by_limit::Table;
 use crate::check::{Check, HashedKey};
 use crate::verdict::{Basis, Verdict, Verdicts};
 
-/// What the store has to decide of a request.
+/// The part of a request that the store has to decide.
 pub(crate) enum Rest<'a, B: Store> {
     /// All of it: none of its limits is leased.
     All,
-    /// Its only limit has nothing to spend: the store decides, and is asked for so many permits more.
+    /// The check of its only limit, which has no permits to spend, and the number of permits to borrow.
     One(Arc<Leased<B>>, u64),
     /// Some of its limits.
     Part(Box<Part<'a, B>>),
@@ -26,20 +26,20 @@ pub(crate) enum Rest<'a, B: Store> {
 
 /// A request some of whose limits need the store.
 pub(crate) struct Part<'a, B: Store> {
-    /// In the order of the checks: those that are decided here.
+    /// The verdicts made here, in the order of the checks.
     pub(super) verdicts: Verdicts,
     pub(super) spent: SpentHere<'a, B>,
     /// The other checks, and their numbers.
     pub(super) rest: SmallVec<[Check<'a>; 4]>,
     pub(super) numbers: SmallVec<[usize; 4]>,
-    /// Those of the rest that are leased and have nothing to spend.
+    /// The leased limits among them, which have no permits to spend.
     pub(super) asked: SmallVec<[(usize, Arc<Leased<B>>); 4]>,
 }
 
-/// What was spent on a request. It is taken back when this is dropped, unless the request is admitted: also if its caller leaves.
+/// Permits spent on a request. They are put back when this is dropped, unless the request is admitted; also if its caller leaves.
 pub(super) struct SpentHere<'a, B: Store>(SmallVec<[SpentOf<'a, Arc<Leased<B>>>; 4]>);
 
-/// What was spent of one limit.
+/// Permits spent of one limit.
 struct SpentOf<'a, L> {
     leased: L,
     key: HashedKey<'a>,
@@ -47,7 +47,7 @@ struct SpentOf<'a, L> {
 }
 
 impl<B: Store> SpentHere<'_, B> {
-    /// The request is admitted.
+    /// Keeps the permits spent: the request is admitted.
     pub(super) fn keep(mut self) {
         self.0.clear();
     }
@@ -62,8 +62,7 @@ impl<B: Store> Drop for SpentHere<'_, B> {
 }
 
 impl<B: Store> Inner<B> {
-    /// Decides on a request by what is held, as far as that goes. Leased limits are taken first; if one of them is known to deny, nothing is
-    /// taken.
+    /// Decides on a request with held permits, as far as they suffice. Leased limits come first; if one of them denies, nothing is taken.
     #[inline]
     pub(super) fn decide_locally<'a>(&self, checks: &[Check<'a>]) -> Result<Verdicts, Rest<'a, B>> {
         let limits = self.limits.read();
@@ -77,7 +76,7 @@ impl<B: Store> Inner<B> {
     }
 }
 
-/// The limit of a check, if the check can be paid with borrowed permits.
+/// The leased limit of a check, if permits can pay for the check.
 #[inline]
 fn leased_of<'t, B: Store>(limits: &'t Table<Leased<B>>, check: &Check<'_>) -> Option<&'t Arc<Leased<B>>> {
     limits.get(&check.limit).filter(|it| check.ask.cost > 0 && check.ask.cost <= it.limit.size())
@@ -136,7 +135,7 @@ fn decide_set<'a, B: Store>(
             }
             Moved::Denied(decision) => verdicts[number] = leased(decision),
             Moved::Ask { ahead } => {
-                // By a call of its own: the store decides on the request together with the other limits.
+                // In a call of its own, because the store decides on the request together with the other limits.
                 if ahead > 0 {
                     it.fetch(check.key, ahead);
                 }
@@ -148,7 +147,7 @@ fn decide_set<'a, B: Store>(
     if !is_any_leased {
         return Err(Rest::All);
     }
-    // What is only counted never holds up a request that is decided here.
+    // Checks that are only counted never delay a request that is decided here.
     if numbers.iter().all(|number| !checks[*number].enforced) {
         return Ok(verdicts);
     }

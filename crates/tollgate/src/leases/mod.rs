@@ -1,7 +1,7 @@
 //! Leases: decides with permits that this node has borrowed from a shared backend, and asks the backend when they run out.
 //!
-//! What is borrowed is charged in the store at once, so whatever happens here, the shared limit holds. A key that is not asked for
-//! often enough to be worth a lease, and every key of a limit with too many nodes, is decided by the backend itself.
+//! Borrowed permits are charged in the store at once, so the shared limit holds whatever happens here. The backend itself decides on keys
+//! with too few requests for a lease, and on limits with too many nodes.
 
 mod local;
 mod table;
@@ -27,41 +27,41 @@ use crate::settings::LimitSettings;
 use crate::tasks::Leading;
 use crate::verdict::{Basis, Verdict, Verdicts};
 
-/// Nodes that are assumed while the store has not said how many there are.
+/// The assumed number of nodes until the store reports it.
 const NODES_ASSUMED: u64 = 3;
 /// Returns that are under way at the same time.
 const RETURNS_AT_ONCE: usize = 64;
-/// Attempts to give something back: others may give back to the same key meanwhile.
+/// Attempts to give a lease back: other nodes may give back to the same key at the same time.
 const RETURN_ATTEMPTS: usize = 4;
-/// For how long a store that answered too late is believed to be far away.
+/// How long a store counts as slow after a late answer.
 const FAR_BELIEVED: Micros = Micros::from_secs(1);
-/// How often is looked for what has ended and for what nobody asks for, at most and at least.
+/// The shortest and the longest pause between two sweeps for ended and idle leases.
 const SWEEP_MIN: Duration = Duration::from_millis(25);
 const SWEEP_MAX: Duration = Duration::from_millis(100);
 
-/// What became of borrowed permits. Those that were granted were spent, given back, have expired or were lost; or they are held.
+/// Counts of borrowed permits. Granted permits are spent, returned, expired, lost or held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LeaseStats {
     /// Permits that the store has lent.
     pub granted: u64,
-    /// Permits that requests were admitted by.
+    /// Permits spent on requests.
     pub spent: u64,
     /// Permits that were given back.
     pub returned: u64,
     /// Permits that were not spent in time.
     pub expired: u64,
-    /// Permits that should have been given back, and could not.
+    /// Permits that could not be given back.
     pub lost: u64,
     /// Permits that are held now.
     pub held: u64,
-    /// Keys that are looked after.
+    /// Keys in the table.
     pub keys: u64,
     /// By how many permits a burst can be too large.
     pub overshoot: u64,
 }
 
 impl LeaseStats {
-    /// Adds the counts of another limit. The overshoot is that of the larger one.
+    /// Adds the counts of another limit. The larger overshoot counts.
     pub fn add(&mut self, other: &Self) {
         self.granted += other.granted;
         self.spent += other.spent;
@@ -74,7 +74,7 @@ impl LeaseStats {
     }
 }
 
-/// A backend whose limits are decided with borrowed permits where that is worth it. Clones share everything.
+/// A backend that decides with borrowed permits where that is worth it. Clones share everything.
 pub struct Lease<B: Store>(Arc<Inner<B>>);
 
 impl<B: Store> Clone for Lease<B> {
@@ -85,11 +85,11 @@ impl<B: Store> Clone for Lease<B> {
 
 struct Inner<B: Store> {
     backend: B,
-    /// The limits that nodes borrow from. All others are left to the backend.
+    /// The limits that nodes borrow from. The backend decides on all others.
     limits: ByLimit<Leased<B>>,
-    /// Nothing is borrowed any more.
+    /// Set when nothing is borrowed any more.
     closed: Arc<AtomicBool>,
-    /// Whether leases that have ended are looked for.
+    /// Whether the sweep runs.
     is_swept: AtomicBool,
 }
 
@@ -99,21 +99,21 @@ pub(crate) struct Leased<B: Store> {
     id: LimitId,
     limit: Limit,
     terms: LeaseTerms,
-    /// What this node holds of each key.
+    /// The leases of this node, by key.
     table: Table,
-    /// How long a caller waits for the store, and how long a call that borrows may take.
+    /// How long a caller waits for the store, and how long a borrowing call may take.
     deadlines: Deadlines,
     closed: Arc<AtomicBool>,
     /// Calls under way that borrow or give back.
     under_way: AtomicUsize,
-    /// How long the store takes to lend, in microseconds: slower answers count at once, faster ones by and by.
+    /// How long the store takes to lend, in microseconds. Slower answers count at once, faster ones gradually.
     trip_us: AtomicU64,
-    /// When a store that is far away was last asked all the same, or found to be so.
+    /// When the store was last found to be slow, or asked although it is.
     far_us: AtomicU64,
 }
 
 impl<B: Store> Lease<B> {
-    /// Decorates a backend. What must go on when its callers have left runs with the backend's tasks.
+    /// Decorates a backend. Calls whose callers have left go on with the tasks of the backend.
     pub fn new(backend: B) -> Self {
         let inner = Inner {
             backend,
@@ -129,14 +129,14 @@ impl<B: Store> Lease<B> {
         &self.0.backend
     }
 
-    /// Gives everything back, and borrows nothing any more: before a program ends.
+    /// Gives all leases back, and borrows nothing any more: before a program ends.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::SeqCst);
         let limits: Vec<_> = self.0.limits.read().values().cloned().collect();
         join_all(limits.iter().map(|it| it.close())).await;
     }
 
-    /// What became of borrowed permits, of all limits together. Looks into every part of the tables: for reports, not for requests.
+    /// Counts of borrowed permits, over all limits. Reads every part of the tables, so it is for reports only.
     pub fn stats(&self) -> LeaseStats {
         let mut all = LeaseStats::default();
         for leased in self.0.limits.read().values() {
@@ -145,8 +145,8 @@ impl<B: Store> Lease<B> {
         all
     }
 
-    /// Decides on a request by what is held, or says what the store has to decide. Apart from [`Lease::decide_in_store`], because most
-    /// requests end here: they need no future.
+    /// Decides on a request with held permits, or returns the part that the store has to decide. Separate from
+    /// [`Lease::decide_in_store`], because most requests end here and need no future.
     #[inline]
     pub(crate) fn decide_locally<'a>(&self, checks: &[Check<'a>]) -> Result<Verdicts, Rest<'a, B>> {
         self.0.decide_locally(checks)
@@ -165,7 +165,7 @@ impl<B: Store> Lease<B> {
         }
     }
 
-    /// Decides on one check whose limit has nothing to spend here, and asks for `ahead` permits more with the same call.
+    /// Decides on one check whose limit has no permits here, and borrows `ahead` permits with the same call.
     async fn ask_store(
         &self,
         leased: &Arc<Leased<B>>,
@@ -189,7 +189,7 @@ impl<B: Store> Lease<B> {
             }
             return Ok(verdicts);
         }
-        // A caller who leaves has started something that others count on.
+        // Other requests count on this call, so it goes on if the caller leaves.
         let call = Borrowing::begin(leased, check.key).borrow(check.ask, ahead);
         let call = Leading::new(call, self.0.backend.tasks().clone());
         let answer = if at_most <= wait {
@@ -209,7 +209,7 @@ impl<B: Store> Lease<B> {
         }
     }
 
-    /// Decides on a request some of whose limits need the backend. What was taken here is given back unless all of them admit.
+    /// Decides on a request some of whose limits need the backend. Permits spent here are put back unless all limits admit.
     async fn decide_rest(&self, part: Part<'_, B>) -> Result<Verdicts, B::Error> {
         let Part { mut verdicts, spent, rest, asked, numbers } = part;
         let sent = self.0.backend.clock().exact_now();
@@ -225,7 +225,7 @@ impl<B: Store> Lease<B> {
             if let (Some(verdict), Some((_, leased))) = (verdict, asked.iter().find(|(it, _)| *it == number))
             {
                 leased.note_near(&verdict);
-                // Checks of the same key were decided as one, for the sum: a denial says nothing of less than that.
+                // Checks of the same key were decided as one, for the sum. A denial says nothing about a smaller cost.
                 let same =
                     rest.iter().filter(|it| it.limit == check.limit && it.key.hash() == check.key.hash());
                 let cost = same.fold(0, |sum: u64, it| sum.saturating_add(it.ask.cost));
@@ -273,7 +273,7 @@ impl<B: Store> Backend for Lease<B> {
     }
 
     fn remove_limit(&self, id: LimitId) {
-        // What it holds is given back when the last check under way has ended. The backend forgets the limit after that.
+        // Its leases are given back when the last check under way has ended. After that the backend removes the limit.
         if self.0.limits.get(id).is_none() {
             return self.0.backend.remove_limit(id);
         }
@@ -301,7 +301,7 @@ impl<B: Store> Backend for Lease<B> {
         Ok(verdict)
     }
 
-    /// What other nodes have borrowed of the key they may still spend.
+    /// Other nodes may still spend their leases of the key.
     async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
         self.0.backend.reset(limit, key).await?;
         if let Some(leased) = self.0.limits.get(limit) {
@@ -313,6 +313,21 @@ impl<B: Store> Backend for Lease<B> {
         }
         Ok(())
     }
+
+    /// Permits go back to the store, whichever node spent them. A denial that this node has cached ends with that.
+    async fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.0.backend.refund(limit, key, permits, at).await?;
+        if let Some(leased) = self.0.limits.get(limit) {
+            leased.table.change(key, |cell, _| cell.lease.forget_denial());
+        }
+        Ok(())
+    }
 }
 
 impl<B: Store> Leased<B> {
@@ -320,7 +335,7 @@ impl<B: Store> Leased<B> {
         self.backend.clock().exact_now()
     }
 
-    /// Into how many parts what is left is cut, or that nothing is borrowed.
+    /// The number of parts that the permits left are cut into. `None` if nothing is borrowed.
     fn parts(&self) -> Option<u64> {
         if self.closed.load(Ordering::Relaxed) {
             return None;
@@ -328,8 +343,8 @@ impl<B: Store> Leased<B> {
         self.terms.parts(self.nodes())
     }
 
-    /// Whether the store takes longer to answer than a caller waits: then it is asked for leases only. Now and then one caller asks it all
-    /// the same: where no key is worth a lease, nobody else would find out that the store is near again.
+    /// Whether the store takes longer to answer than a caller waits. Then it is asked for leases only. Now and then one caller asks it
+    /// anyway, to find out whether the store is fast again where no key is worth a lease.
     fn is_far(&self) -> bool {
         if u128::from(self.trip_us.load(Ordering::Relaxed)) <= self.deadlines.wait.as_micros() {
             return false;
@@ -345,7 +360,7 @@ impl<B: Store> Leased<B> {
         self.far_us.store(self.now().as_micros(), Ordering::Relaxed);
     }
 
-    /// Notes that the store has answered a caller who was still waiting.
+    /// Records that the store has answered a caller in time.
     fn note_near(&self, verdict: &Verdict) {
         if verdict.basis == Basis::Exact {
             let wait_us = u64::try_from(self.deadlines.wait.as_micros()).unwrap_or(u64::MAX);
@@ -366,12 +381,12 @@ impl<B: Store> Leased<B> {
     fn fetch(self: &Arc<Self>, key: HashedKey<'_>, ahead: u64) {
         let borrowing = Borrowing::begin(self, key);
         self.backend.tasks().hand_over(async move {
-            // Whatever became of it is noted.
+            // The table records the result.
             let _ = borrowing.borrow(Ask::of(0), ahead).await;
         });
     }
 
-    /// Notes what the store has decided on a check.
+    /// Caches a denial of the store.
     fn note(&self, check: &Check<'_>, verdict: &Verdict, sent: Timestamp) {
         let decision = &verdict.decision;
         let (Outcome::Denied { retry }, None | Some(Micros::ZERO), Basis::Exact) =
@@ -389,7 +404,7 @@ impl<B: Store> Leased<B> {
     async fn close(&self) {
         let given_up = self.table.sweep(self.now(), &self.terms, true);
         self.give_back(given_up).await;
-        // What is being borrowed is given back when it comes. What was idle is perhaps being given back already.
+        // Leases that are being borrowed are given back on arrival. Idle ones may be on their way back already.
         while self.under_way.load(Ordering::SeqCst) > 0 {
             sleep(Duration::from_millis(1)).await;
         }
@@ -411,7 +426,7 @@ impl<B: Store> Leased<B> {
     }
 }
 
-/// Nobody asks any more: what is held is given back when the backend's driver comes to it, and then the limit is removed.
+/// Gives back the leases of a limit that is no longer used, in the background, and then removes the limit.
 impl<B: Store> Drop for Leased<B> {
     fn drop(&mut self) {
         let given_up = self.table.sweep(self.now(), &self.terms, true);
@@ -433,8 +448,8 @@ impl<B: Store> Drop for Leased<B> {
 }
 
 impl GivenUp {
-    /// Gives it back, and returns how many returns there were then. It counts once, however often it is said. `None`: that is not known,
-    /// or it is too late.
+    /// Gives it back, and returns the number of returns after that. Repeated calls count once. `None`: the result is unknown, or the lease
+    /// has ended.
     async fn give_back<B: Store>(&self, backend: &B, limit: LimitId, terms: LeaseTerms) -> Option<u64> {
         let (mut number, mut is_known) = (self.returns, true);
         for _ in 0..RETURN_ATTEMPTS {
@@ -443,9 +458,9 @@ impl GivenUp {
             }
             match backend.give_back(limit, self.key(), &self.lease, number, terms).await {
                 Ok(None) => return Some(number + 1),
-                // Perhaps it was this one.
+                // This return may be among them.
                 Ok(Some(_)) if !is_known => return None,
-                // Surely others: a connection carries what is said once, once.
+                // Other returns only: a call that did not fail is sent once.
                 Ok(Some(others)) => number = others,
                 Err(why) if why.may_have_run() => is_known = false,
                 Err(_) => return None,
@@ -484,11 +499,11 @@ impl<B: Store> Borrowing<B> {
         Self { leased: Arc::clone(leased), key: OwnedKey::from(key), is_noted: false }
     }
 
-    /// Asks the store for a check and for `ahead` permits more. The permits are there for the next requests, also if this one
+    /// Asks the store to decide on a check and to lend `ahead` permits. The permits serve the next requests, also if this one
     /// was cancelled.
     async fn borrow(mut self, ask: Ask, ahead: u64) -> Result<Verdict, StoreError> {
         let leased = &*self.leased;
-        // Closed since it was wished for: nobody would give it back.
+        // If the leases were closed meanwhile, nothing is borrowed: it would not be given back.
         let (permits, parts) = leased.parts().map_or((0, 1), |parts| (ahead, parts));
         let wanted = LeaseRequest { permits, parts, terms: leased.terms };
         let check = Check { limit: leased.id, key: self.key.hashed(), ask, enforced: true };
@@ -531,7 +546,7 @@ impl<B: Store> Drop for Borrowing<B> {
     }
 }
 
-/// Looks, again and again, for what has ended and for what nobody asks for any more.
+/// Drops ended leases and gives back idle ones, again and again.
 async fn sweep<B: Store>(leases: Weak<Inner<B>>) {
     loop {
         let Some(inner) = leases.upgrade() else { return };

@@ -1,4 +1,4 @@
-//! What this node holds of all keys of a limit. Bounded: a key that finds no room is decided by the store.
+//! The leases of this node for all keys of a limit. The table is bounded: the store decides on keys without room.
 
 use hashbrown::HashTable;
 use tollgate_core::lease::{Lease, LocalLease, Move, Spent};
@@ -13,9 +13,9 @@ use crate::sync::Lock;
 const STRIPES: usize = 64;
 /// Keys in a stripe: some 20 MB in all stripes, if every one has 300 bytes.
 const KEYS_MAX: usize = 1_024;
-/// A key that nobody has asked about for so long, and of which nothing is held, is forgotten.
+/// A key without leases is forgotten after this long without requests.
 const FORGET_AFTER: Micros = Micros::from_secs(2);
-/// The same where keys become many: what is forgotten is only how often they are asked about.
+/// The same while the table is nearly full. Only the estimate of demand is lost.
 const FORGET_SOON: Micros = Micros::from_millis(100);
 
 pub(super) struct Table {
@@ -28,7 +28,7 @@ struct Stripe {
     stats: LeaseStats,
 }
 
-/// What is held of one key, and what the store has last said of it.
+/// The leases of one key, and the last status from the store.
 pub(super) struct Cell {
     key: OwnedKey,
     pub(super) lease: LocalLease,
@@ -36,21 +36,21 @@ pub(super) struct Cell {
     remaining: u64,
     /// When the key will be full again.
     reset_at: Timestamp,
-    /// How often something was given back to the store.
+    /// The number of returns to the store.
     pub(super) returns: u64,
 }
 
-/// What becomes of a check.
+/// The decision on a check.
 pub(super) enum Moved {
-    /// It is admitted. So many permits are to be fetched, or none.
+    /// It is admitted. `fetch` permits are to be borrowed.
     Spent { decision: Decision, fetch: u64 },
     /// It is denied.
     Denied(Decision),
-    /// The store decides, and is asked for so many permits more.
+    /// The store decides, and lends `ahead` permits.
     Ask { ahead: u64 },
 }
 
-/// Something that is to be given back.
+/// A lease that is to be given back.
 pub(super) struct GivenUp {
     key: OwnedKey,
     pub(super) lease: Lease,
@@ -68,7 +68,7 @@ impl Table {
         Self { stripes: (0..STRIPES).map(|_| Lock::new(Stripe::default())).collect() }
     }
 
-    /// Decides on a check by what is held, as far as that goes, and notes what was spent if it may have to be taken back.
+    /// Decides on a check with held permits. `spent` records the permits, if they may have to be put back.
     #[inline]
     pub(super) fn decide(
         &self,
@@ -86,7 +86,7 @@ impl Table {
         let Some(cell) = cells.find_mut(hash.high, |cell| cell.hash() == hash) else {
             if cells.len() < KEYS_MAX {
                 let mut cell = Cell::new(check.key);
-                let moved = cell.lease.decide(now, cost, waits, terms, parts);
+                let moved = cell.lease.decide(now, cost, waits, terms, parts, None);
                 cells.insert_unique(hash.high, cell, |cell| cell.hash().high);
                 if let Move::Ask { ahead } = moved {
                     return Moved::Ask { ahead };
@@ -94,7 +94,7 @@ impl Table {
             }
             return Moved::Ask { ahead: 0 };
         };
-        match cell.lease.decide_spending(now, cost, waits, terms, parts, spent) {
+        match cell.lease.decide(now, cost, waits, terms, parts, spent) {
             Move::Spend { fetch } => {
                 stats.spent += cost;
                 Moved::Spent { decision: cell.decision(Outcome::NOW, now, limit), fetch }
@@ -104,7 +104,7 @@ impl Table {
         }
     }
 
-    /// Takes back what was spent on a request that is not admitted after all.
+    /// Puts back permits spent on a request that is not admitted after all.
     pub(super) fn unspend(&self, key: HashedKey<'_>, spent: &Spent, now: Timestamp) {
         self.change(key, |cell, stats| {
             let expired = cell.lease.unspend(spent, now);
@@ -120,11 +120,11 @@ impl Table {
         let Stripe { cells, stats } = &mut *stripe;
         match cells.find_mut(hash.high, |cell| cell.hash() == hash) {
             Some(cell) => change(cell, stats),
-            // It had no room, or was forgotten meanwhile: nothing of it is held.
+            // The key had no room, or was forgotten meanwhile, so it has no leases.
             None => {
                 let mut cell = Cell::new(key);
                 change(&mut cell, stats);
-                // What is put into it all the same is held from now on.
+                // A lease that arrives now is kept.
                 if !cell.lease.leases().is_empty() {
                     cells.insert_unique(hash.high, cell, |cell| cell.hash().high);
                 }
@@ -132,14 +132,14 @@ impl Table {
         }
     }
 
-    /// Permits that are held of a key and may still be spent.
+    /// Held permits of a key that may still be spent.
     pub(super) fn left(&self, key: HashedKey<'_>, now: Timestamp) -> u64 {
         let hash = key.hash();
         let stripe = self.stripe(hash).lock();
         stripe.cells.find(hash.high, |cell| cell.hash() == hash).map_or(0, |cell| cell.lease.left(now))
     }
 
-    /// Drops what has ended, forgets keys, and says what is to be given back: everything, or what nobody asks for any more.
+    /// Drops ended leases, forgets keys, and returns the leases to give back: all of them, or those of idle keys.
     pub(super) fn sweep(&self, now: Timestamp, terms: &LeaseTerms, everything: bool) -> Vec<GivenUp> {
         let mut given_up = Vec::new();
         for stripe in &self.stripes {
@@ -157,7 +157,7 @@ impl Table {
         given_up
     }
 
-    /// What was done so far, and what is held now.
+    /// The counts so far, with the permits held now.
     pub(super) fn stats(&self, now: Timestamp) -> LeaseStats {
         let mut all = LeaseStats::default();
         for stripe in &self.stripes {
@@ -184,13 +184,13 @@ impl Cell {
         self.key.hashed().hash()
     }
 
-    /// Everything that is held, to be given back.
+    /// Takes all leases, to be given back.
     pub(super) fn give_up(&mut self, now: Timestamp) -> Vec<GivenUp> {
         let leases = self.lease.give_up(now).into_iter();
         leases.map(|lease| GivenUp { key: self.key.clone(), lease, returns: self.returns }).collect()
     }
 
-    /// Notes what the store has said.
+    /// Records the status that the store has answered.
     pub(super) fn record(&mut self, decision: &Decision, lent: u64, now: Timestamp) {
         self.remaining = decision.remaining.saturating_sub(lent);
         self.reset_at = now.after(decision.reset);

@@ -6,11 +6,12 @@ mod slot_codec;
 mod stripe;
 
 use std::convert::Infallible;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tollgate_core::{Algorithm, Ask, Decision, Limit, Micros, Outcome, Status, Timestamp};
+use tollgate_core::{Algorithm, Ask, Decision, Limit, Micros, Outcome, Status, Timestamp, with_algorithm};
 
 pub use self::numbers::TooManyLimits;
 use self::numbers::{LIMITS_MAX, LimitNumber, Limits};
@@ -27,15 +28,15 @@ use crate::settings::LimitSettings;
 use crate::sync::Lock;
 use crate::verdict::{Verdict, Verdicts};
 
-/// Parts of a small table. Threads that meet in one wait for each other, so there are more of them than cores.
+/// Stripes of a small table. Threads in the same stripe wait for each other, so there are more stripes than cores.
 const STRIPES_MIN: usize = 64;
 
 /// How large the engine may become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryConfig {
-    /// Keys kept at the same time. Beyond it new keys displace those that have used the least of their limit, of the scopes that
-    /// hold more than their part: the keys divided by the scopes that have any. Chance decides which stripe of the table a key falls
-    /// into, so an eighth more (in small tables more) may be held before that.
+    /// Keys kept at the same time. Beyond it, new keys evict the keys that have used the least of their limit, of scopes that hold more
+    /// than their part: the keys divided by the number of scopes. Keys are spread over stripes at random, so an eighth more (in small
+    /// tables more) may be held before that.
     pub max_keys: usize,
 }
 
@@ -68,26 +69,26 @@ impl std::fmt::Debug for MemoryEngine {
 
 struct Table {
     stripes: Box<[Padded]>,
-    /// The limits that states refer to by number, so that a state tells what it is without its limiter. Read only with a
-    /// stripe locked, never the other way round.
+    /// The limits that states refer to by number, so that a state can be read without its limiter. Read only with a stripe
+    /// locked, never the other way round.
     limits: RwLock<Limits>,
-    /// Held by whoever numbers a limit, so that a number that nobody refers to stays so until it is given out again.
+    /// Locked while a limit is numbered, so that an unused number stays unused until it is assigned again.
     numbering: Mutex<()>,
     clock: Clock,
 }
 
-/// Own cache lines: threads on neighbouring stripes do not slow each other down.
+/// A stripe in its own cache lines, so that threads on neighbouring stripes do not slow each other down.
 #[repr(align(128))]
 struct Padded(Lock<Stripe>);
 
-/// What the engine holds.
+/// Counts of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryStats {
     /// Keys with a state.
     pub keys: u64,
     /// Bytes allocated for them.
     pub bytes: u64,
-    /// Keys that were dropped, before they were full again, to make room for others.
+    /// Keys that were evicted before they were full again.
     pub evicted: u64,
 }
 
@@ -101,9 +102,8 @@ impl MemoryEngine {
         Self { table: Arc::new(table), added: Arc::default() }
     }
 
-    /// A limiter for the keys of `scope`. Limiters of the same scope share their states: what a key has used under one limit is
-    /// carried over when it is asked for under another of the same algorithm. (Another algorithm starts afresh and forgets, so scopes
-    /// should name it.)
+    /// A limiter for the keys of `scope`. Limiters of the same scope share their states: the permits consumed under one limit count under
+    /// another limit of the same algorithm. A key whose algorithm changes starts afresh, so scopes should name the algorithm.
     pub fn limiter(&self, scope: &str, limit: Limit) -> Result<MemoryLimiter, TooManyLimits> {
         let scope = Hash::of_scope(scope);
         let (number, held) = self.table.number(scope, limit).ok_or(TooManyLimits)?;
@@ -115,8 +115,8 @@ impl MemoryEngine {
         &self.table.clock
     }
 
-    /// Drops the keys that are full again in `parts` of the table from `from` on, and says where to go on. Keys leave
-    /// by themselves when their room is needed; this gives memory back while no new keys come.
+    /// Drops the keys that are full again in `parts` of the table from `from` on, and returns where to continue. Such keys also
+    /// leave when their room is needed; this frees memory while no new keys come.
     pub fn sweep(&self, from: usize, parts: usize) -> usize {
         let now = self.table.clock.now();
         let stripes = self.table.stripes.len();
@@ -138,7 +138,7 @@ impl MemoryEngine {
         self.table.stripes.len()
     }
 
-    /// What the engine holds now. Looks into every part of the table: for reports, not for the way of a request.
+    /// Its counts. Reads every part of the table, so it is for reports only.
     pub fn stats(&self) -> MemoryStats {
         let mut stats =
             MemoryStats { bytes: size_of_val(&*self.table.stripes) as u64, ..MemoryStats::default() };
@@ -153,16 +153,16 @@ impl MemoryEngine {
 }
 
 impl Table {
-    /// The number of a limit of a scope, and what to hold as long as it is needed. If all numbers are given out, those are given
-    /// up that no limiter has and no state refers to: a walk over the whole table, once in 65,534 limits.
+    /// The number of a limit of a scope, and a handle that keeps the number. If all numbers are assigned, the numbers without limiter and
+    /// states are freed: a walk over the whole table, once in 65,534 limits.
     fn number(&self, scope: Hash, limit: Limit) -> Option<(LimitNumber, Arc<()>)> {
         let _numbering = self.numbering.lock();
         let numbered = self.limits.write().number(scope, limit);
         if numbered.is_some() {
             return numbered;
         }
-        // States are only ever written under the limits of limiters, so what is noted here can become fewer, not more. A number that
-        // is let go while this goes on may have been written after its stripe was seen, and must wait for the next time.
+        // States are only written under limits with a limiter, so the numbers in use can only become fewer. A number that is released
+        // during the walk may have been written after its stripe was read, and is freed the next time.
         let mut noted = vec![false; usize::from(LIMITS_MAX) + 1];
         self.limits.read().note_held(&mut noted);
         let now = self.clock.now();
@@ -191,7 +191,7 @@ pub struct MemoryLimiter {
     number: LimitNumber,
     /// Keeps the number from being given to another limit.
     _held: Arc<()>,
-    /// Tells the keys of this scope from the same keys of others.
+    /// Separates the keys of this scope from equal keys of others.
     scope: Hash,
 }
 
@@ -215,34 +215,18 @@ impl MemoryLimiter {
 
     #[inline]
     fn acquire_hashed(&self, key: Hash, ask: Ask) -> Decision {
-        match &self.limit {
-            Limit::TokenBucket(it) => self.decide(it, key, ask),
-            Limit::IntervalBucket(it) => self.decide(it, key, ask),
-            Limit::LeakyBucket(it) => self.decide(it, key, ask),
-            Limit::FixedWindow(it) => self.decide(it, key, ask),
-            Limit::SlidingLog(it) => self.decide(it, key, ask),
-            Limit::SlidingCounter(it) => self.decide(it, key, ask),
-            Limit::CalendarQuota(it) => self.decide(it, key, ask),
-        }
+        with_algorithm!(&self.limit, |it| self.decide(it, key, ask))
     }
 
-    /// Takes `permits`, now or not at all, and says only whether: what is left is not worked out. The shortest way for
-    /// callers that have no use for it.
+    /// Takes `permits`, now or not at all, and returns the outcome alone. Faster than [`MemoryLimiter::try_acquire`], because the
+    /// status is not computed.
     #[inline]
     pub fn take(&self, key: &str, permits: u64) -> Outcome {
         let (key, ask) = (Hash::of(key), Ask::of(permits));
-        match &self.limit {
-            Limit::TokenBucket(it) => self.outcome_of(it, key, ask),
-            Limit::IntervalBucket(it) => self.outcome_of(it, key, ask),
-            Limit::LeakyBucket(it) => self.outcome_of(it, key, ask),
-            Limit::FixedWindow(it) => self.outcome_of(it, key, ask),
-            Limit::SlidingLog(it) => self.outcome_of(it, key, ask),
-            Limit::SlidingCounter(it) => self.outcome_of(it, key, ask),
-            Limit::CalendarQuota(it) => self.outcome_of(it, key, ask),
-        }
+        with_algorithm!(&self.limit, |it| self.outcome_of(it, key, ask))
     }
 
-    /// The answer that [`MemoryLimiter::acquire`] would give, without taking anything.
+    /// The decision that [`MemoryLimiter::acquire`] would make, without taking anything.
     pub fn peek(&self, key: &str, ask: Ask) -> Decision {
         self.peek_hashed(Hash::of(key), ask)
     }
@@ -252,17 +236,17 @@ impl MemoryLimiter {
         self.look(&self.table.stripe(asker.hash).lock(), asker, ask)
     }
 
-    /// Whole permits left. Takes nothing and creates nothing.
+    /// Whole permits left. Takes nothing and creates no state.
     pub fn remaining(&self, key: &str) -> u64 {
         self.status(key).remaining
     }
 
-    /// Where a key stands.
+    /// The status of a key.
     pub fn status(&self, key: &str) -> Status {
         self.peek(key, Ask::of(0)).status()
     }
 
-    /// Makes a key as good as new.
+    /// Resets a key.
     pub fn reset(&self, key: &str) {
         self.reset_hashed(Hash::of(key));
     }
@@ -275,16 +259,16 @@ impl MemoryLimiter {
     /// Gives back `permits` of a grant that was to start at `at` (its decision's time and delay), as far as they are
     /// still owed.
     pub fn refund(&self, key: &str, permits: u64, at: Timestamp) {
-        self.change(key, Change::Refund { permits, at });
+        self.change(Hash::of(key), Change::Refund { permits, at });
     }
 
-    /// Takes `permits` without asking, into bounded debt: for costs that are known only afterwards.
+    /// Takes `permits` without a decision, into bounded debt: for costs that are known only afterwards.
     pub fn charge(&self, key: &str, permits: u64) {
-        self.change(key, Change::Charge { permits });
+        self.change(Hash::of(key), Change::Charge { permits });
     }
 
-    /// Whether an ask may change what is kept beside a state: a reservation can take more than its cost, and a denial can count what
-    /// a reservation has skipped.
+    /// Whether an ask may change the data beside a state: a reservation can take more than its cost, and a denial can count the permits
+    /// that a reservation has skipped.
     #[inline]
     const fn changes_beside(&self, ask: Ask) -> bool {
         (ask.wait.is_some() || self.limit.counts_denied_in_window()) && self.limit.forgoes()
@@ -300,14 +284,14 @@ impl MemoryLimiter {
         stripe.update(asker, algorithm, || self.takes(ask), |state| algorithm.decide(state, asker.now, ask))
     }
 
-    /// Whether an ask has to do with the state: one for nothing is admitted and one for too much is not, whatever it is.
+    /// Whether an ask depends on the state: a cost of 0 is always admitted, and a cost above the size never.
     #[inline]
     fn takes(&self, ask: Ask) -> bool {
         ask.cost > 0 && ask.cost <= self.limit.size()
     }
 
-    /// What a request needs before its stripe. The time is read here, after the key and before the lock: reading it makes
-    /// the processor wait for what it has begun, as the lock does, and should not do so with a slot on its way.
+    /// The data of a request before its stripe is locked. The time is read here, after the key and before the lock, because
+    /// reading it stalls the processor, as the lock does, and must not stall it while a slot is being loaded.
     #[inline(always)]
     fn asker(&self, key: Hash) -> Asker<'_> {
         self.asker_at(key.within(self.scope), self.table.clock.now())
@@ -321,10 +305,25 @@ impl MemoryLimiter {
     #[inline]
     fn decide<A: SlotCodec>(&self, algorithm: &A, key: Hash, ask: Ask) -> Decision {
         let asker = self.asker(key);
+        self.decide_in(algorithm, self.table.stripe(asker.hash).lock(), asker, ask)
+    }
+
+    /// Decides in a locked stripe, and computes the status after `stripe` is dropped.
+    #[inline]
+    fn decide_in<A: SlotCodec>(
+        &self,
+        algorithm: &A,
+        mut stripe: impl DerefMut<Target = Stripe>,
+        asker: Asker<'_>,
+        ask: Ask,
+    ) -> Decision {
         let now = asker.now;
-        let mut stripe = self.table.stripe(asker.hash).lock();
         if self.changes_beside(ask) {
-            return self.decide_whole(algorithm, &mut stripe, asker, ask);
+            let (outcome, status) = stripe.update_whole(asker, algorithm, self.takes(ask), |state| {
+                let outcome = self.limit.decide(state, now, ask);
+                (outcome, self.limit.status(state, now))
+            });
+            return self.decision(outcome, status, now);
         }
         let (outcome, snapshot) = stripe.update(
             asker,
@@ -339,37 +338,12 @@ impl MemoryLimiter {
         self.decision(outcome, algorithm.status_of(snapshot, now), now)
     }
 
-    /// Decides on a state with what is kept beside it.
-    fn decide_whole<A: SlotCodec>(
-        &self,
-        algorithm: &A,
-        stripe: &mut Stripe,
-        asker: Asker<'_>,
-        ask: Ask,
-    ) -> Decision {
-        let now = asker.now;
-        let (outcome, status) = stripe.update_whole(asker, algorithm, self.takes(ask), |state| {
-            let outcome = self.limit.decide(state, now, ask);
-            (outcome, self.limit.status(state, now))
-        });
-        self.decision(outcome, status, now)
-    }
-
     fn decision(&self, outcome: Outcome, status: Status, at: Timestamp) -> Decision {
         Decision { outcome, limit: self.limit.size(), remaining: status.remaining, reset: status.reset, at }
     }
 
-    fn change(&self, key: &str, change: Change) {
-        let key = Hash::of(key);
-        match &self.limit {
-            Limit::TokenBucket(it) => self.apply(it, key, change),
-            Limit::IntervalBucket(it) => self.apply(it, key, change),
-            Limit::LeakyBucket(it) => self.apply(it, key, change),
-            Limit::FixedWindow(it) => self.apply(it, key, change),
-            Limit::SlidingLog(it) => self.apply(it, key, change),
-            Limit::SlidingCounter(it) => self.apply(it, key, change),
-            Limit::CalendarQuota(it) => self.apply(it, key, change),
-        }
+    fn change(&self, key: Hash, change: Change) {
+        with_algorithm!(&self.limit, |it| self.apply(it, key, change))
     }
 
     fn apply<A: SlotCodec>(&self, algorithm: &A, key: Hash, change: Change) {
@@ -394,22 +368,7 @@ impl MemoryLimiter {
     }
 }
 
-/// A question that changes nothing.
-struct Look<'a> {
-    ask: Ask,
-    asker: Asker<'a>,
-}
-
-impl Look<'_> {
-    fn at<A: SlotCodec>(&self, algorithm: &A, stripe: &Stripe) -> (Outcome, Status) {
-        let now = self.asker.now;
-        stripe.look(self.asker, algorithm, |state| {
-            (algorithm.peek(state, now, self.ask), algorithm.status(state, now))
-        })
-    }
-}
-
-/// A change that asks nothing.
+/// A change without a decision.
 #[derive(Clone, Copy)]
 enum Change {
     Refund { permits: u64, at: Timestamp },
@@ -441,6 +400,19 @@ impl Backend for MemoryEngine {
     async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
         if let Some(limiter) = self.added.limiters.get(limit) {
             limiter.reset_hashed(key.hash());
+        }
+        Ok(())
+    }
+
+    async fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        if let Some(limiter) = self.added.limiters.get(limit) {
+            limiter.change(key.hash(), Change::Refund { permits, at });
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Numbers for limits: a slot says by its number which limit its state belongs to, and which scope.
+//! Numbers for limits: the number in a slot tells the limit and the scope of its state.
 
 use std::collections::HashMap;
 use std::num::NonZeroU16;
@@ -9,10 +9,10 @@ use tollgate_core::Limit;
 use super::slot_codec;
 use crate::hash::Hash;
 
-/// Which limit of which scope a state belongs to. Zero marks a slot without state.
+/// Identifies the limit and the scope of a state. Zero marks an empty slot.
 pub(super) type LimitNumber = NonZeroU16;
 
-/// Marks a slot whose state is kept beside the table, with the number of its limit and what was carried over.
+/// Marks a slot whose state is in the heap, with the number of its limit and the data beside it.
 pub(super) const CARRIED: LimitNumber = match NonZeroU16::new(u16::MAX) {
     Some(last) => last,
     None => NonZeroU16::MIN,
@@ -21,7 +21,7 @@ pub(super) const CARRIED: LimitNumber = match NonZeroU16::new(u16::MAX) {
 // A slot has as many bits beside its state as a number.
 const _: () = assert!(u128::BITS - slot_codec::STATE_BITS == u16::BITS);
 
-/// Limits that a slot has bits to tell apart.
+/// The most limits that a slot can tell apart.
 pub(super) const LIMITS_MAX: u16 = CARRIED.get() - 1;
 
 /// Limiters and states refer to more different limits than an engine can number.
@@ -69,7 +69,7 @@ impl Limits {
         self.known.get(usize::from(id.get()) - 1)?.as_ref()
     }
 
-    /// The number of a limit of a scope, old or new, and what to hold as long as it is needed. None if all numbers are given out.
+    /// The number of a limit of a scope, and a handle that keeps the number. `None` if all numbers are assigned.
     pub(super) fn number(&mut self, scope: Hash, limit: Limit) -> Option<(LimitNumber, Arc<()>)> {
         if let Some(id) = self.numbers.get(&(scope, limit)).copied() {
             return self.hold(id);
@@ -121,14 +121,14 @@ impl Limits {
         }
     }
 
-    /// Notes the numbers that limiters hold.
+    /// Marks the numbers that limiters hold.
     pub(super) fn note_held(&self, noted: &mut [bool]) {
         for (known, noted) in self.known.iter().zip(noted.iter_mut().skip(1)) {
             *noted = known.as_ref().is_some_and(|known| known.held.strong_count() > 0);
         }
     }
 
-    /// Gives up the numbers that no limiter holds, but for those that were `noted`.
+    /// Frees the numbers that no limiter holds, except for the `noted` ones.
     pub(super) fn forget(&mut self, noted: &[bool]) {
         for index in 0..self.known.len() {
             let is_noted = noted.get(index + 1).copied().unwrap_or(true);

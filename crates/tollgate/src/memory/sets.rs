@@ -1,21 +1,20 @@
-//! Several limits of one request: permits are taken from all of them, or from none.
+//! Decides on several limits of one request: permits are taken from all of them, or from none.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Ask, Decision, Limit};
+use tollgate_core::{Algorithm, Ask, Decision, with_algorithm};
 
-use super::slot_codec::SlotCodec;
 use super::stripe::{Asker, Stripe, stripe_of};
-use super::{Look, MemoryEngine, MemoryLimiter};
+use super::{MemoryEngine, MemoryLimiter};
 use crate::check::{Check, Distinct};
 use crate::hash::Hash;
 
 type Limiters<'a> = SmallVec<[&'a MemoryLimiter; 4]>;
 
 impl MemoryEngine {
-    /// Decides on all checks of a request together, at one instant; the decisions are in the order of the checks. `None`: a limit of the
-    /// request was removed, so that nothing was decided or taken, and this check is not the reason.
+    /// Decides on all checks of a request together, at one instant. The decisions are in the order of the checks. `None`: the limit of
+    /// another check was removed, so nothing was decided or taken.
     pub fn decide_all(&self, checks: &[Check<'_>]) -> SmallVec<[Option<Decision>; 4]> {
         let added = self.added.limiters.read();
         let found: Option<Limiters<'_>> =
@@ -45,7 +44,7 @@ impl MemoryEngine {
         let hashes: SmallVec<[Hash; 4]> =
             checks.iter().zip(limiters).map(|(it, limiter)| it.key.hash().within(limiter.scope)).collect();
         let stripes = self.table.stripes.len();
-        // In one order for all, or two requests could wait for each other.
+        // All requests lock in the same order, or two of them could deadlock.
         let mut places: SmallVec<[usize; 4]> = hashes.iter().map(|hash| stripe_of(*hash, stripes)).collect();
         places.sort_unstable();
         places.dedup();
@@ -60,12 +59,12 @@ impl MemoryEngine {
             })
             .collect();
         let all = checks.iter().zip(&looked).all(|(it, decision)| !it.enforced || decision.is_admitted());
-        // What can never be admitted decides it without a take.
+        // An impossible check denies the request without a take.
         if asked().any(|((it, limiter), _)| it.enforced && it.ask.cost > limiter.limit.size()) {
             return looked;
         }
         let decide = |(((it, limiter), hash), looked): (((&Check<'_>, &&MemoryLimiter), Hash), &Decision)| {
-            // A limit that denies by itself may keep what a denial keeps.
+            // A limit that denies by itself may count the denial.
             if all || !looked.is_admitted() {
                 limiter.take_in(&mut locked[place_of(hash)], limiter.asker_at(hash, now), it.ask)
             } else {
@@ -77,54 +76,17 @@ impl MemoryEngine {
 }
 
 impl MemoryLimiter {
-    /// As `peek`, in a stripe that is held.
+    /// As `peek`, in a locked stripe.
     pub(super) fn look(&self, stripe: &Stripe, asker: Asker<'_>, ask: Ask) -> Decision {
-        let look = Look { ask, asker };
-        let (outcome, status) = match &self.limit {
-            Limit::TokenBucket(it) => look.at(it, stripe),
-            Limit::IntervalBucket(it) => look.at(it, stripe),
-            Limit::LeakyBucket(it) => look.at(it, stripe),
-            Limit::FixedWindow(it) => look.at(it, stripe),
-            Limit::SlidingLog(it) => look.at(it, stripe),
-            Limit::SlidingCounter(it) => look.at(it, stripe),
-            Limit::CalendarQuota(it) => look.at(it, stripe),
-        };
-        self.decision(outcome, status, asker.now)
-    }
-
-    /// As `acquire`, in a stripe that is held.
-    fn take_in(&self, stripe: &mut Stripe, asker: Asker<'_>, ask: Ask) -> Decision {
-        match &self.limit {
-            Limit::TokenBucket(it) => self.decide_in(it, stripe, asker, ask),
-            Limit::IntervalBucket(it) => self.decide_in(it, stripe, asker, ask),
-            Limit::LeakyBucket(it) => self.decide_in(it, stripe, asker, ask),
-            Limit::FixedWindow(it) => self.decide_in(it, stripe, asker, ask),
-            Limit::SlidingLog(it) => self.decide_in(it, stripe, asker, ask),
-            Limit::SlidingCounter(it) => self.decide_in(it, stripe, asker, ask),
-            Limit::CalendarQuota(it) => self.decide_in(it, stripe, asker, ask),
-        }
-    }
-
-    fn decide_in<A: SlotCodec>(
-        &self,
-        algorithm: &A,
-        stripe: &mut Stripe,
-        asker: Asker<'_>,
-        ask: Ask,
-    ) -> Decision {
         let now = asker.now;
-        if self.changes_beside(ask) {
-            return self.decide_whole(algorithm, stripe, asker, ask);
-        }
-        let (outcome, snapshot) = stripe.update(
-            asker,
-            algorithm,
-            || self.takes(ask),
-            |state| {
-                let outcome = algorithm.decide(state, now, ask);
-                (outcome, algorithm.snapshot(state, now))
-            },
-        );
-        self.decision(outcome, algorithm.status_of(snapshot, now), now)
+        let (outcome, status) = with_algorithm!(&self.limit, |it| {
+            stripe.look(asker, it, |state| (it.peek(state, now, ask), it.status(state, now)))
+        });
+        self.decision(outcome, status, now)
+    }
+
+    /// As `acquire`, in a locked stripe.
+    fn take_in(&self, stripe: &mut Stripe, asker: Asker<'_>, ask: Ask) -> Decision {
+        with_algorithm!(&self.limit, |it| self.decide_in(it, stripe, asker, ask))
     }
 }

@@ -1,56 +1,50 @@
-//! How a state is held in the 112 bits that a slot has for it, and beside the table where they are too few.
+//! Holds a state in the 112 bits that a slot has for it, or in the heap if they are too few.
 
 use smallvec::smallvec;
 use tollgate_core::algorithm::{
     Algorithm, BucketState, CalendarQuota, CalendarState, CounterState, FixedWindow, IntervalBucket,
     IntervalState, LeakyBucket, LogState, SlidingCounter, SlidingLog, TokenBucket, WindowState,
 };
-use tollgate_core::{Limit, State, Status, Timestamp};
+use tollgate_core::{Limit, PlainState, State, Status, Timestamp, with_algorithm};
 
 use super::LimitNumber;
 
-/// 59 bits of amounts, and above them 53 bits of time. What the amounts mean is known to the algorithm of the slot's limit.
+/// 59 bits of amounts, and above them 53 bits of time. The algorithm of the slot's limit gives the amounts their meaning.
 pub(super) type Bits = u128;
 
-/// Bits that a slot has for a state.
+/// Bits of a slot for a state.
 pub(super) const STATE_BITS: u32 = AMOUNT_BITS + TIME_BITS;
-/// Bits of a signed amount. Limits have at most 2^51 units and debts twice that, so no amount needs more than 54.
+/// Bits of a signed amount. Limits have at most 2^51 units and debts twice that, so an amount needs at most 54.
 const AMOUNT_BITS: u32 = 59;
-/// Bits of a time or a window number: [`Timestamp::MAX`] has as many.
+/// Bits of a time or a window number, as many as [`Timestamp::MAX`] has.
 const TIME_BITS: u32 = 53;
-/// Set where the other bits are an index into [`Heap`].
+/// Set if the other bits are an index into [`Heap`].
 const IN_HEAP: Bits = 1 << (AMOUNT_BITS - 1);
 
-/// An algorithm whose states can be held by a slot.
-pub(super) trait SlotCodec: Algorithm {
-    /// What it takes to tell where a key stands once its stripe is free again: a copy of a small state, or the answer.
+/// An algorithm whose states fit into a slot or the heap.
+pub(super) trait SlotCodec: Algorithm<State: PlainState> {
+    /// The data from which a status is computed after the stripe is released: a copy of a small state, or the status.
     type Snapshot;
 
-    /// Taken while the stripe is held.
+    /// Taken while the stripe is locked.
     fn snapshot(&self, state: &Self::State, now: Timestamp) -> Self::Snapshot;
 
-    /// Worked out when the stripe is free again, and only if somebody reads it.
+    /// Computed after the stripe is released.
     fn status_of(&self, snapshot: Self::Snapshot, now: Timestamp) -> Status;
 
-    /// The state that the bits stand for.
+    /// The state that the bits hold.
     fn load(&self, bits: Bits, heap: &Heap) -> Self::State;
 
-    /// Looks at the state that the bits stand for.
+    /// Reads the state that the bits hold.
     fn look<R>(&self, bits: Bits, heap: &Heap, look: impl FnOnce(&Self::State) -> R) -> R {
         look(&self.load(bits, heap))
     }
 
-    /// Runs `change` on the state that the bits stand for, and keeps the outcome.
+    /// Runs `change` on the state that the bits hold, and stores the new state.
     fn update<R>(&self, bits: &mut Bits, heap: &mut Heap, change: impl FnOnce(&mut Self::State) -> R) -> R;
 
-    /// Bits for a state that had none.
+    /// The bits for a new state.
     fn store(&self, state: Self::State, heap: &mut Heap) -> Bits;
-
-    /// The state as one of any algorithm.
-    fn whole(state: Self::State) -> State;
-
-    /// The state of this algorithm that one of any is.
-    fn own(state: State) -> Option<Self::State>;
 }
 
 /// States that do not fit into a slot.
@@ -64,7 +58,7 @@ enum Heavy {
     Free,
     Log(LogState),
     Counter(CounterState),
-    /// A state with what lies over beside it, and the number of its limit: the slot says only that it is here.
+    /// A state with data beside it, and the number of its limit. The slot says only that it is here.
     Carried(LimitNumber, State),
 }
 
@@ -87,12 +81,12 @@ impl Heap {
         self.states.get(bits as u32 as usize).unwrap_or(&Heavy::Free)
     }
 
-    /// Bits for a state that was carried over.
+    /// The bits for a carried state.
     pub(super) fn insert_carried(&mut self, id: LimitNumber, state: State) -> Bits {
         self.insert(Heavy::Carried(id, state))
     }
 
-    /// The state that was carried over, and the number of its limit.
+    /// A carried state, and the number of its limit.
     pub(super) fn carried(&self, bits: Bits) -> Option<(LimitNumber, &State)> {
         match self.get(bits) {
             Heavy::Carried(id, state) => Some((*id, state)),
@@ -100,7 +94,7 @@ impl Heap {
         }
     }
 
-    /// Gives up what the bits of a `limit` hold beside the table.
+    /// Frees the heap entry of the bits of a `limit`, if they have one.
     pub(super) fn release(&mut self, limit: &Limit, bits: Bits) {
         let heavy = match limit {
             Limit::SlidingLog(_) => true,
@@ -158,14 +152,14 @@ const fn pack(amount: i64, time: i64) -> Bits {
 
 #[inline]
 const fn unpack(bits: Bits) -> (i64, i64) {
-    // Shifted to the top and back: the sign comes along.
+    // The shift to the top and back extends the sign.
     const ABOVE: u32 = i64::BITS - AMOUNT_BITS;
     ((bits as i64) << ABOVE >> ABOVE, (bits >> AMOUNT_BITS) as i64)
 }
 
-/// What the states of two numbers have in common.
+/// Implements the codec of states that are two numbers.
 macro_rules! two_numbers {
-    ($algorithm:ty, $variant:ident, $state:ident { $amount:ident, $time:ident }) => {
+    ($algorithm:ty, $state:ident { $amount:ident, $time:ident }) => {
         impl SlotCodec for $algorithm {
             type Snapshot = $state;
 
@@ -202,23 +196,15 @@ macro_rules! two_numbers {
             fn store(&self, state: $state, _: &mut Heap) -> Bits {
                 pack(state.$amount, state.$time)
             }
-
-            fn whole(state: $state) -> State {
-                State::$variant(state)
-            }
-
-            fn own(state: State) -> Option<$state> {
-                if let State::$variant(own) = state { Some(own) } else { None }
-            }
         }
     };
 }
 
-two_numbers!(TokenBucket, Bucket, BucketState { level, at });
-two_numbers!(LeakyBucket, Bucket, BucketState { level, at });
-two_numbers!(IntervalBucket, Interval, IntervalState { tokens, last });
-two_numbers!(FixedWindow, Window, WindowState { count, window });
-two_numbers!(CalendarQuota, Calendar, CalendarState { count, end });
+two_numbers!(TokenBucket, BucketState { level, at });
+two_numbers!(LeakyBucket, BucketState { level, at });
+two_numbers!(IntervalBucket, IntervalState { tokens, last });
+two_numbers!(FixedWindow, WindowState { count, window });
+two_numbers!(CalendarQuota, CalendarState { count, end });
 
 impl SlotCodec for SlidingLog {
     type Snapshot = Status;
@@ -238,7 +224,7 @@ impl SlotCodec for SlidingLog {
         }
     }
 
-    /// Without copying the log, which may have 100,000 entries.
+    /// Reads the log without a copy: it may have 100,000 entries.
     fn look<R>(&self, bits: Bits, heap: &Heap, look: impl FnOnce(&LogState) -> R) -> R {
         match heap.get(bits) {
             Heavy::Log(log) => look(log),
@@ -261,17 +247,9 @@ impl SlotCodec for SlidingLog {
     fn store(&self, state: LogState, heap: &mut Heap) -> Bits {
         heap.insert(Heavy::Log(state))
     }
-
-    fn whole(state: LogState) -> State {
-        State::Log(state)
-    }
-
-    fn own(state: State) -> Option<LogState> {
-        if let State::Log(own) = state { Some(own) } else { None }
-    }
 }
 
-/// Bits of a count that is held in a slot: two of them fit below [`IN_HEAP`]. Larger ones go beside the table.
+/// Bits of a count in a slot: two of them fit below [`IN_HEAP`]. Larger counts go to the heap.
 const COUNT_BITS: u32 = 29;
 
 impl SlotCodec for SlidingCounter {
@@ -318,20 +296,12 @@ impl SlotCodec for SlidingCounter {
     fn store(&self, state: CounterState, heap: &mut Heap) -> Bits {
         pack_counter(self, &state).unwrap_or_else(|| heap.insert(Heavy::Counter(state)))
     }
-
-    fn whole(state: CounterState) -> State {
-        State::Counter(state)
-    }
-
-    fn own(state: State) -> Option<CounterState> {
-        if let State::Counter(own) = state { Some(own) } else { None }
-    }
 }
 
 /// A counter of whole windows without reservations: the time, this window's count and the one before.
 #[inline]
 fn pack_counter(limit: &SlidingCounter, state: &CounterState) -> Option<Bits> {
-    let current = state.seen / limit.window().get() as i64;
+    let current = state.seen / limit.horizon().get() as i64;
     if limit.sub_buckets() != 1 || state.tail != state.seen {
         return None;
     }
@@ -352,52 +322,22 @@ fn pack_counter(limit: &SlidingCounter, state: &CounterState) -> Option<Bits> {
 fn unpack_counter(limit: &SlidingCounter, bits: Bits) -> CounterState {
     const COUNT: i64 = (1 << COUNT_BITS) - 1;
     let (counts, seen) = unpack(bits);
-    let first = seen / limit.window().get() as i64 - 1;
+    let first = seen / limit.horizon().get() as i64 - 1;
     let counts = smallvec![counts >> COUNT_BITS & COUNT, counts & COUNT];
     CounterState { seen, tail: seen, first, counts, waiting: Vec::new() }
 }
 
-/// The state that the bits of a `limit` stand for.
+/// The state that the bits of a `limit` hold.
 pub(super) fn load(limit: &Limit, bits: Bits, heap: &Heap) -> State {
-    match limit {
-        Limit::TokenBucket(it) => State::Bucket(it.load(bits, heap)),
-        Limit::IntervalBucket(it) => State::Interval(it.load(bits, heap)),
-        Limit::LeakyBucket(it) => State::Bucket(it.load(bits, heap)),
-        Limit::FixedWindow(it) => State::Window(it.load(bits, heap)),
-        Limit::SlidingLog(it) => State::Log(it.load(bits, heap)),
-        Limit::SlidingCounter(it) => State::Counter(it.load(bits, heap)),
-        Limit::CalendarQuota(it) => State::Calendar(it.load(bits, heap)),
-    }
+    with_algorithm!(limit, |it| it.load(bits, heap).into())
 }
 
-/// The instant from which a slot is as good as empty.
+/// The instant from which a slot decides like an empty one.
 pub(super) fn full_at(limit: &Limit, bits: Bits, heap: &Heap) -> Timestamp {
-    match limit {
-        Limit::TokenBucket(it) => it.full_at(&it.load(bits, heap)),
-        Limit::IntervalBucket(it) => it.full_at(&it.load(bits, heap)),
-        Limit::LeakyBucket(it) => it.full_at(&it.load(bits, heap)),
-        Limit::FixedWindow(it) => it.full_at(&it.load(bits, heap)),
-        Limit::SlidingLog(it) => match heap.get(bits) {
-            Heavy::Log(log) => it.full_at(log),
-            Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => Timestamp::default(),
-        },
-        Limit::SlidingCounter(it) => it.full_at(&it.load(bits, heap)),
-        Limit::CalendarQuota(it) => it.full_at(&it.load(bits, heap)),
-    }
+    with_algorithm!(limit, |it| it.look(bits, heap, |state| it.full_at(state)))
 }
 
-/// What a key of a `limit` could still take.
+/// The permits that a key of a `limit` could still take.
 pub(super) fn remaining(limit: &Limit, bits: Bits, heap: &Heap, now: Timestamp) -> u64 {
-    match limit {
-        Limit::TokenBucket(it) => it.status(&it.load(bits, heap), now).remaining,
-        Limit::IntervalBucket(it) => it.status(&it.load(bits, heap), now).remaining,
-        Limit::LeakyBucket(it) => it.status(&it.load(bits, heap), now).remaining,
-        Limit::FixedWindow(it) => it.status(&it.load(bits, heap), now).remaining,
-        Limit::SlidingLog(it) => match heap.get(bits) {
-            Heavy::Log(log) => it.status(log, now).remaining,
-            Heavy::Counter(_) | Heavy::Carried(..) | Heavy::Free => it.limit(),
-        },
-        Limit::SlidingCounter(it) => it.status(&it.load(bits, heap), now).remaining,
-        Limit::CalendarQuota(it) => it.status(&it.load(bits, heap), now).remaining,
-    }
+    with_algorithm!(limit, |it| it.look(bits, heap, |state| it.status(state, now).remaining))
 }

@@ -1,54 +1,54 @@
-//! One part of the table: slots of 32 bytes, in the order of their hashes, with gaps.
+//! One stripe of the table: slots of 32 bytes, in the order of their hashes, with gaps.
 //!
-//! A hash, taken as a fraction, points at a pair of slots, which is one cache line; its key stands there or a little to
-//! the right, and all keys stand in the order of their hashes. Most look-ups touch that line only. Growing, shrinking and
-//! dropping the keys that are full again are one walk from left to right.
+//! A hash, read as a fraction, points at a pair of slots, which is one cache line. Its key is there or a little to the
+//! right, and all keys are in the order of their hashes. Most look-ups touch that line only. Growing, shrinking and
+//! dropping full keys are one walk from left to right.
 //!
-//! The memory for all slots is asked for once, zeroed; the system provides it as it is touched, and only the slots in use
-//! are, so a stripe grows in place and leaves no holes behind.
+//! The memory for all slots is allocated once, zeroed. The system provides pages when they are touched, and only slots in
+//! use are touched, so a stripe grows in place and leaves no holes.
 
 mod whole;
 
 use parking_lot::RwLock;
 use tollgate_core::algorithm::Algorithm;
-use tollgate_core::{Limit, State, Timestamp};
+use tollgate_core::{Limit, PlainState, State, Timestamp};
 
 use super::numbers::{CARRIED, LimitNumber, Limits};
 use super::slot_codec::{self, Bits, Heap, STATE_BITS, SlotCodec};
 use crate::hash::Hash;
 
-/// Slots of a stripe, at most. A walk over all of them takes about a third of a millisecond, the longest that anyone waits;
-/// smaller stripes would be walked sooner, but their heads would crowd the hot keys out of the nearest caches.
+/// The most slots of a stripe. A walk over all of them takes about a third of a millisecond, the longest that a request waits.
+/// Smaller stripes would be faster to walk, but their heads would push hot keys out of the nearest caches.
 const SLOTS_MAX: usize = 16_384;
-/// Keys for which a stripe is meant: chance makes it rare that one holds more than all its slots can.
+/// The mean number of keys of a stripe. A stripe rarely gets more keys than it has slots.
 pub(super) const FILL_MEAN: usize = SLOTS_MAX * FILL_MIN_PERCENT / 100;
-/// Slots in use before and after a stripe grows. Fuller, and look-ups would touch more lines; emptier, and a key would cost
-/// more than 48 bytes; closer together, and the walks would show.
+/// The share of slots in use before and after a stripe grows. In a fuller stripe look-ups would touch more lines. In an
+/// emptier one a key would cost more than 48 bytes. With a smaller difference, stripes would grow too often.
 const FILL_MAX_PERCENT: usize = 77;
 const FILL_MIN_PERCENT: usize = 68;
 /// Slots in a cache line. A look-up compares them at once.
 const PAIR: usize = 2;
-/// Slots that nothing points at, for keys that are pushed beyond the right end.
+/// Slots that no hash points at, for keys that are pushed beyond the right end.
 const OVERHANG: usize = 64;
-/// Neighbours that are looked at when a full stripe must take a new key. They are as good as random: hashes sort them.
+/// Neighbours that are compared when a full stripe must take a new key. Hashes sort them, so they are a random sample.
 const VICTIMS: usize = 16;
-/// Slots that are looked at, at most, to find a key of a scope that holds more than its part. A scope at its part of a stripe that 64
-/// scopes share is missed once in ten million times.
+/// The most slots that are read to find a key of a scope that holds more than its part. In a stripe that 64 scopes share, such a scope is
+/// missed once in ten million times.
 const LOOKED_MAX: usize = 1_024;
 
-/// The stripe that a hash belongs to, of so many.
+/// The stripe of a hash, of `count` stripes.
 #[inline]
 pub(super) const fn stripe_of(hash: Hash, count: usize) -> usize {
     point(hash.low, count)
 }
 
-/// The first of the pair of slots that a hash points at, of so many slots.
+/// The first of the pair of slots that a hash points at, of `pointed` slots.
 #[inline]
 const fn home(hash: Hash, pointed: usize) -> usize {
     PAIR * point(hash.high, pointed / PAIR)
 }
 
-/// Where a number, taken as a fraction, points among so many places.
+/// The place that a number, read as a fraction, points at, of `count` places.
 #[inline]
 const fn point(number: u64, count: usize) -> usize {
     ((number as u128 * count as u128) >> 64) as usize
@@ -76,7 +76,7 @@ impl Slot {
     }
 }
 
-/// Who asks for a state.
+/// The request for a state: key, limit and time.
 #[derive(Clone, Copy)]
 pub(super) struct Asker<'a> {
     pub(super) hash: Hash,
@@ -160,7 +160,7 @@ impl Slots {
     }
 }
 
-/// How much would be lost with a key: the least is evicted first.
+/// The value of a key. The least valuable key is evicted first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
     /// Whether its scope holds no more than its part of the stripe.
@@ -170,7 +170,7 @@ struct Worth {
     full_at: Timestamp,
 }
 
-/// A state under the limit of whoever asks.
+/// A state, converted to the limit that asks.
 struct Found {
     state: State,
     /// Whether it was another limit's before.
@@ -227,9 +227,9 @@ impl Parts {
 }
 
 impl Stripe {
-    /// For about `keys` keys, and a few more where chance has it so.
+    /// A stripe for about `keys` keys, with room for an uneven spread.
     pub(super) fn new(keys: usize) -> Self {
-        // Six standard deviations of a fair share: one stripe in a billion is that unlucky.
+        // Six standard deviations above the mean: one stripe in a billion gets more keys.
         let unlucky = (6 * keys.isqrt()).max(keys / 8);
         Self {
             slots: Slots::default(),
@@ -256,12 +256,12 @@ impl Stripe {
         self.evicted
     }
 
-    /// Bytes in use: what was asked for but never touched costs nothing.
+    /// Bytes in use. Memory that was never touched costs nothing.
     pub(super) fn bytes(&self) -> usize {
         self.pointed * size_of::<Slot>() + self.heap.bytes() + self.parts.keys.capacity() * size_of::<u16>()
     }
 
-    /// Looks at the state of a key, carried over if it was another limit's, or at a fresh one.
+    /// Reads the state of a key, converted from another limit if needed, or a fresh one.
     pub(super) fn look<A: SlotCodec, R>(
         &self,
         asker: Asker<'_>,
@@ -275,11 +275,13 @@ impl Stripe {
             return algorithm.look(slot.bits(), &self.heap, look);
         }
         let found = self.carried_over(slot, asker);
-        let state = found.and_then(|it| A::own(it.state.plain().clone()));
-        look(&state.unwrap_or_else(|| algorithm.fresh(asker.now)))
+        match found.as_ref().and_then(|it| A::State::of(it.state.plain())) {
+            Some(state) => look(state),
+            None => look(&algorithm.fresh(asker.now)),
+        }
     }
 
-    /// What a slot of another limit, or of one with something lying over, is under the limit of whoever asks.
+    /// Converts a slot of another limit, or with data beside it, to the limit that asks.
     fn carried_over(&self, slot: Slot, asker: Asker<'_>) -> Option<Found> {
         let limits = asker.limits.read();
         let (id, state) = match slot.id()? {
@@ -290,7 +292,7 @@ impl Stripe {
         Some(Found { state, is_changed: id != asker.id })
     }
 
-    /// Runs `change` on the state of a key, or on a fresh one, which is kept if it is not as good as new afterwards.
+    /// Runs `change` on the state of a key, or on a fresh one, which is stored unless it is full afterwards.
     #[inline]
     pub(super) fn update<A: SlotCodec, R>(
         &mut self,
@@ -330,8 +332,8 @@ impl Stripe {
         result
     }
 
-    /// Runs `change` on a state that is carried over from another limit, or was once. Whoever `takes` is told how long to wait under
-    /// its own limit, so that one holds from now on, even after a denial.
+    /// Runs `change` on a state of another limit, or with data beside it. A caller that `takes` gets a wait under its own limit, so the
+    /// state is stored under that limit, even after a denial.
     #[cold]
     #[inline(never)]
     fn go_on<A: SlotCodec, R>(
@@ -343,7 +345,7 @@ impl Stripe {
         change: impl FnOnce(&mut A::State) -> R,
     ) -> R {
         let slot = self.slots.get(at);
-        // A log can be large, and is the same under every limit: it changes hands where it is.
+        // A log can be large, and is the same under every limit, so it is updated in place.
         if slot
             .id()
             .is_some_and(|id| asker.limits.read().get(id).is_some_and(|it| asker.limit.understands(it)))
@@ -367,11 +369,15 @@ impl Stripe {
 
     /// The part of the table that a slot counts towards: that of the scope of its limiter.
     fn part(&self, slot: Slot, limits: &Limits) -> u16 {
-        let id = match slot.id() {
+        self.limit_number(slot).map_or(0, |id| limits.part(id))
+    }
+
+    /// The number of the limit of a slot.
+    fn limit_number(&self, slot: Slot) -> Option<LimitNumber> {
+        match slot.id() {
             Some(CARRIED) => self.heap.carried(slot.bits()).map(|(id, _)| id),
             id => id,
-        };
-        id.map_or(0, |id| limits.part(id))
+        }
     }
 
     /// Forgets a key.
@@ -381,8 +387,7 @@ impl Stripe {
         }
     }
 
-    /// Drops the keys that are full again, and memory that is no longer needed, if there are enough of them to be worth
-    /// the moving: an eighth.
+    /// Drops the keys that are full again, and frees memory, if they are at least an eighth of all keys.
     pub(super) fn sweep(&mut self, limits: &RwLock<Limits>, now: Timestamp) {
         if self.len == 0 {
             return;
@@ -395,7 +400,7 @@ impl Stripe {
         }
     }
 
-    /// Drops the keys that are full again, and notes the numbers of the limits that the others refer to.
+    /// Drops the keys that are full again, and marks the limits of the others.
     pub(super) fn note_limits(&mut self, limits: &RwLock<Limits>, now: Timestamp, noted: &mut [bool]) {
         if self.len == 0 {
             return;
@@ -403,17 +408,14 @@ impl Stripe {
         self.rebuild(&limits.read(), now);
         for at in 0..self.slots_end() {
             let slot = self.slots.get(at);
-            let id = match slot.id() {
-                Some(CARRIED) => self.heap.carried(slot.bits()).map(|(id, _)| id),
-                id => id,
-            };
+            let id = self.limit_number(slot);
             if let Some(noted) = id.and_then(|id| noted.get_mut(usize::from(id.get()))) {
                 *noted = true;
             }
         }
     }
 
-    /// The instant from which a slot is as good as empty. None for one that is.
+    /// The instant from which a slot decides like an empty one. `None` for an empty slot.
     fn full_at(&self, slot: Slot, limits: &Limits) -> Option<Timestamp> {
         match slot.id()? {
             CARRIED => {
@@ -441,7 +443,7 @@ impl Stripe {
         Some(used.div_ceil(u128::from(size)) as u32)
     }
 
-    /// Gives up what a slot holds beside the table.
+    /// Frees the heap entry of a slot, if it has one.
     fn release(&mut self, slot: Slot, limits: &Limits) {
         match slot.id() {
             Some(CARRIED) => self.heap.remove(slot.bits()),
@@ -469,11 +471,11 @@ impl Stripe {
         let mut at = self.home(hash);
         loop {
             let [left, right] = self.slots.pair(at);
-            // Without a branch between the two: which of them it is cannot be guessed.
+            // No branch between the two, because the processor cannot predict which one it is.
             let in_left = (left[0] ^ hash.high | left[1] ^ hash.low) == 0;
             let in_right = (right[0] ^ hash.high | right[1] ^ hash.low) == 0;
             if in_left | in_right {
-                // An empty slot cannot be taken for a key: a hash is all zeros once in 2^128.
+                // An empty slot does not match a key: a hash is all zeros once in 2^128.
                 return Some(at + usize::from(in_right));
             }
             if right[3] == 0 || right[0] > hash.high {
@@ -504,7 +506,7 @@ impl Stripe {
             self.make_room(self.position(hash, self.home(hash)), &limits, now);
             self.parts.remove(limits.part(id));
         }
-        // Beyond, too many keys would stand in another line than they belong to.
+        // In a fuller stripe too many keys would be outside their own line.
         if (self.len + 1) * 100 > self.pointed * FILL_MAX_PERCENT {
             self.rebuild(&limits, now);
         }
@@ -524,7 +526,7 @@ impl Stripe {
                 self.len += 1;
                 return;
             }
-            // Chance has put too many hashes at the right end: the overhang is full.
+            // The overhang is full: too many hashes are at the right end.
             self.spread(self.pointed + PAIR);
         }
     }
@@ -534,7 +536,7 @@ impl Stripe {
         self.pointed + OVERHANG
     }
 
-    /// Frees a slot, and lets the ones behind it move up to where they belong.
+    /// Frees a slot, and moves the slots behind it up to their places.
     fn take_out(&mut self, at: usize, limits: &Limits) {
         let slot = self.slots.get(at);
         self.parts.remove(self.part(slot, limits));
@@ -548,7 +550,7 @@ impl Stripe {
         self.len -= 1;
     }
 
-    /// Makes room in a full stripe for a key that its scope's part already counts.
+    /// Makes room in a full stripe for a key that is already counted in the part of its scope.
     ///
     /// Drops every neighbour of the newcomer that is full again. If there is none, evicts one key: of a scope that holds more than
     /// its part, the key that has used the least of its limit, and of equal ones the key that is full again soonest. So a flood of
@@ -570,7 +572,7 @@ impl Stripe {
             if is_neighbour || !is_within_part {
                 let Some(full_at) = self.full_at(slot, limits) else { break };
                 if full_at <= now {
-                    // The ones behind it move up, so the next to look at is here again.
+                    // The slots behind it move up, so the next one is here.
                     self.take_out(at, limits);
                     continue;
                 }
@@ -617,7 +619,7 @@ impl Stripe {
         (self.len_max + 1) * 100 / FILL_MAX_PERCENT + PAIR
     }
 
-    /// Spreads all keys over `pointed` slots, or over more where chance has put too many of them at the right end.
+    /// Spreads all keys over `pointed` slots, or over more if too many of them are at the right end.
     fn spread(&mut self, mut pointed: usize) {
         let used = if self.pointed == 0 { 0 } else { self.slots_end() };
         let kept: Vec<Slot> = (0..used).map(|at| self.slots.get(at)).filter(|slot| slot.word != 0).collect();
@@ -625,7 +627,7 @@ impl Stripe {
         while last(pointed) >= pointed + OVERHANG {
             pointed = (pointed + pointed / 8 + PAIR).next_multiple_of(PAIR);
         }
-        // Memory for all that may come; a stripe that has lost most of its keys gives back what they had touched.
+        // Memory for all keys that may come. A stripe that has lost most of its keys frees the memory that they touched.
         if (pointed + OVERHANG) * WORDS > self.slots.memory.len() || pointed * 4 < self.pointed {
             self.slots = Slots::new(pointed.max(self.pointed_max()) + OVERHANG);
         } else {

@@ -1,4 +1,4 @@
-//! Which store, and how it is used.
+//! The configuration of the Redis engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,48 +11,48 @@ use crate::redis::key_prefix::KeyPrefix;
 use crate::redis::server::ConnectOptions;
 use crate::redis::url::{Shape, StoreUrl};
 
-/// Which store, and how it is used.
+/// The configuration of the Redis engine.
 #[derive(Clone)]
 pub struct RedisConfig {
-    /// Where the store is.
+    /// The address of the store.
     pub url: StoreUrl,
-    /// For one check, with everything: waiting for others, for a connection, for the answer.
+    /// The deadline of one check, including the wait for other calls, for a connection and for the answer.
     pub deadline: Duration,
-    /// For one call of a limit that nodes borrow from. Its callers wait for `deadline`, but the call goes on: a store that is far away
-    /// lends all the same.
+    /// The deadline of one call of a limit that nodes borrow from. Its callers wait for `deadline`, but the call goes on, so that a slow
+    /// store can lend too.
     pub lease_deadline: Duration,
-    /// For one connection to be opened.
+    /// The time limit for opening a connection.
     pub connect_timeout: Duration,
-    /// Connections to each server. One keeps a server's core busy, and one core of this machine.
+    /// Connections to each server. One connection can keep a core of the server and of this machine busy.
     pub connections: usize,
-    /// In place of what the URL says.
+    /// The user name, instead of the one in the URL.
     pub username: Option<String>,
-    /// In place of what the URL says.
+    /// The password, instead of the one in the URL.
     pub password: Option<String>,
     /// The user at the sentinels, if they ask for one.
     pub sentinel_username: Option<String>,
     /// The password at the sentinels, if they ask for one.
     pub sentinel_password: Option<String>,
-    /// What TLS needs beyond the system's own certificates.
+    /// Certificates for TLS beyond those of the system.
     pub tls: TlsConfig,
-    /// When a server that fails is left alone, and when it is asked again.
+    /// The circuit breaker of each server.
     pub breaker: BreakerConfig,
-    /// How long denials are remembered, at most [`REMEMBER_MAX`](super::REMEMBER_MAX). The default leaves time for the call that sees a change.
+    /// How long denials are cached, at most [`REMEMBER_MAX`](super::REMEMBER_MAX). The default leaves time for the call that sees a change.
     pub remember_denials: Duration,
-    /// Whether this node says once a second that it lives, and hears how many do: one more key, `PREFIX:nodes`.
+    /// Whether this node sends a heartbeat once a second and counts the nodes: one more key, `PREFIX:nodes`.
     pub count_nodes: bool,
-    /// What heads every key in the store.
+    /// The prefix of every key in the store.
     pub key_prefix: KeyPrefix,
-    /// The time by which everything is decided, instead of the server's own: for tests and replays.
+    /// The clock that decides, instead of the clock of the server: for tests and replays.
     pub clock: Option<Clock>,
 }
 
 /// Certificates, in PEM.
 #[derive(Clone, Default)]
 pub struct TlsConfig {
-    /// Whom to trust instead of the system's certificates.
+    /// The certificate authority to trust, instead of those of the system.
     pub ca: Option<Vec<u8>>,
-    /// The client's own certificate and its key, for servers that want one.
+    /// The certificate and the key of this client, for servers that require one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 

@@ -1,4 +1,4 @@
-//! Several limits of one request: permits are taken from all of them, or from none. One deadline covers all of it.
+//! Decides on several limits of one request: permits are taken from all of them, or from none, within one deadline.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use tollgate_core::policy::{CHECKS_MAX, WORK_MAX};
 use tollgate_core::{Decision, Micros, Outcome, Timestamp};
 
+use crate::backend::Deadlines;
 use crate::check::{Check, Distinct};
 use crate::deadline::within;
 use crate::redis::Inner;
@@ -23,7 +24,7 @@ use crate::redis::queue::set::{CheckSet, Member, SetAnswer};
 use crate::redis::queue::{Done, SetEntered, Step};
 use crate::tasks::Leading;
 
-/// In the order of the checks. `None`: another limit is known to deny, and this one was not asked.
+/// Decisions in the order of the checks. `None`: another limit is known to deny, and this one was not asked.
 pub(super) type Decisions = SmallVec<[Option<Decision>; 4]>;
 
 impl Inner {
@@ -36,8 +37,7 @@ impl Inner {
         let limits = limits.collect::<Result<SmallVec<[Arc<StoredLimit>; 4]>, _>>()?;
         let work: usize = limits.iter().map(|it| it.limit.work()).sum();
         if checks.len() > CHECKS_MAX || work > WORK_MAX {
-            self.count_failure(&StoreError::Overloaded);
-            return Err(StoreError::Overloaded);
+            return Err(self.failed(StoreError::Overloaded));
         }
         let Distinct { checks, index } =
             Distinct::new(checks, |number| limits[number].state(checks[number].key));
@@ -51,11 +51,11 @@ impl Inner {
         }
         let now = Instant::now();
         let shortest = |of: fn(&StoredLimit) -> Duration| members.iter().map(|it| of(&it.limit)).min();
-        let wait = now + shortest(|it| it.deadline).unwrap_or(self.deadline);
-        // Longer where all limits are leased.
-        let call = now + shortest(|it| it.call_deadline).unwrap_or(self.deadline);
+        let wait = now + shortest(|it| it.deadlines.wait).unwrap_or(self.deadline);
+        // The call may take longer if all limits are leased.
+        let call = now + shortest(|it| it.deadlines.call).unwrap_or(self.deadline);
         let left = Arc::new(AtomicBool::new(false));
-        // Dropped before the call goes on with the driver, which then knows that the caller has left.
+        // Dropped before the call goes on with the driver, which reads that the caller has left.
         let leaving = |left: &Arc<AtomicBool>| Leaving(Arc::clone(left));
         let decisions = if self.are_in_one_place(&members) {
             let set = Arc::new(CheckSet { members });
@@ -73,7 +73,7 @@ impl Inner {
     }
 }
 
-/// Notes that a caller has left.
+/// Records that a caller has left.
 struct Leaving(Arc<AtomicBool>);
 
 impl Drop for Leaving {
@@ -82,7 +82,7 @@ impl Drop for Leaving {
     }
 }
 
-/// The answer to a set that waits. If nobody takes it, what was taken is given back.
+/// The answer to a waiting set. If the caller leaves, the permits are given back.
 struct Awaited<'a> {
     answer: oneshot::Receiver<Result<SetAnswer, StoreError>>,
     inner: &'a Arc<Inner>,
@@ -99,15 +99,15 @@ impl Drop for Awaited<'_> {
 }
 
 impl Inner {
-    /// Whether one call can decide on all members: all have to be asked, in one slot.
+    /// Whether one call can decide on all members: the store is asked for all of them, in one slot.
     fn are_in_one_place(&self, members: &[Member]) -> bool {
         let Some(first) = members.first() else { return false };
         let slot = self.routes.slot(&first.queue_key.key);
         members.iter().all(|it| it.is_asked() && self.routes.slot(&it.queue_key.key) == slot)
     }
 
-    /// Decides on a set whose keys are in one slot: with others who ask for the same. The caller waits until `wait`; a call that it
-    /// starts may take until `deadline`, and goes on without it.
+    /// Decides on a set whose keys are in one slot, together with equal sets. The caller waits until `wait`. A call that it starts may take
+    /// until `deadline`, and goes on without the caller.
     async fn decide_set(
         self: &Arc<Self>,
         set: &Arc<CheckSet>,
@@ -115,7 +115,7 @@ impl Inner {
         deadline: Instant,
         left: &Arc<AtomicBool>,
     ) -> Result<SetAnswer, StoreError> {
-        let late = || self.late(set.members[0].limit.deadline);
+        let patience = set.members[0].limit.deadlines.wait;
         match self.coalescer.enter_set(set, left, Instant::now()) {
             SetEntered::Denied(answer) => {
                 self.counters.remembered.fetch_add(1, Ordering::Relaxed);
@@ -138,22 +138,14 @@ impl Inner {
                 }
                 within(wait, call.as_mut()).await.unwrap_or_else(|_| {
                     left.store(true, Ordering::Release);
-                    Err(late())
+                    Err(self.late(patience))
                 })
             }
             SetEntered::Wait(answer) => {
                 let mut awaited = Awaited { answer, inner: self, set };
-                match within(wait, &mut awaited.answer).await {
-                    Ok(Ok(answer)) => answer,
-                    Ok(Err(_)) if self.tasks.is_stopped() => Err(StoreError::Stopped),
-                    Ok(Err(_)) => Err(StoreError::Panicked),
-                    Err(_) => Err(late()),
-                }
+                self.waited(wait, patience, &mut awaited.answer).await
             }
-            SetEntered::Full => {
-                self.count_failure(&StoreError::Overloaded);
-                Err(StoreError::Overloaded)
-            }
+            SetEntered::Full => Err(self.failed(StoreError::Overloaded)),
         }
     }
 }
@@ -175,7 +167,7 @@ impl Request {
             decisions[number] = Some(decision);
             return Ok(decisions);
         }
-        // What can never be admitted decides it without a take; what asks for nothing is looked at only.
+        // An impossible check denies the request without a take. A check with cost 0 is only peeked at.
         let mut denied = self.members.iter().any(|it| it.enforced && it.is_impossible());
         let mut decisions = Decisions::from_elem(None, self.members.len());
         let mut taken: Vec<usize> = Vec::new();
@@ -203,13 +195,13 @@ impl Request {
         if denied || self.has_left() {
             self.give_back(&taken, &decisions).await;
         }
-        // What was not asked is only told of: it is decided already, and a store that is gone by now changes nothing about that.
+        // The request is decided. Members that were not asked only get a status, and a failing store does not change the decision.
         let at = decisions.iter().flatten().map(|decision| decision.at).max().unwrap_or_default();
         let told = self.members.iter().zip(decisions).map(|(it, decision)| self.told(it, decision, at));
         Ok(join_all(told).await.into_iter().map(Some).collect())
     }
 
-    /// Members by slot, slots in the order in which they are first met.
+    /// Members by slot, in the order of their first members.
     fn places(&self) -> Vec<SmallVec<[usize; 4]>> {
         let mut places: Vec<(u16, SmallVec<[usize; 4]>)> = Vec::new();
         for (number, it) in self.members.iter().enumerate().filter(|(_, it)| it.is_asked()) {
@@ -226,8 +218,8 @@ impl Request {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Gives back what was taken. The driver does it, however late the store answers; the caller waits for it until its deadline.
-    /// What cannot be given back is lost to the key until it has refilled: never over, for an instant perhaps under.
+    /// Gives back the permits taken. The driver does it, however late the store answers; the caller waits until its deadline. Permits that
+    /// cannot be given back are missing until the key has refilled, so the key may admit too little, never too much.
     async fn give_back(&self, taken: &[usize], decisions: &Decisions) {
         let grants: Vec<_> = taken
             .iter()
@@ -252,7 +244,7 @@ impl Request {
         let _ = timeout_at(self.deadline, given_back).await;
     }
 
-    /// The decision on a limit, or where it stands if it was not asked and there is time left to find out.
+    /// The decision on a limit, or its status if it was not asked and there is time left.
     async fn told(&self, member: &Member, decision: Option<Decision>, at: Timestamp) -> Decision {
         if let Some(decision) = decision {
             return decision;
@@ -262,14 +254,14 @@ impl Request {
             return untold(member, at);
         }
         let step = Step::Ask(Question::Peek(member.ask));
-        match self.inner.step(&member.limit, member.queue_key.clone(), step, time_left, time_left).await {
+        match self.inner.step(&member.limit, member.queue_key.clone(), step, Deadlines::of(time_left)).await {
             Ok(Done::Answered(decision, _)) => decision,
             Ok(Done::Changed | Done::OutOfTurn(_)) | Err(_) => untold(member, at),
         }
     }
 }
 
-/// Where a limit stands that the store does not tell of.
+/// The decision on a limit without a status from the store.
 fn untold(member: &Member, at: Timestamp) -> Decision {
     let limit = member.limit().size();
     let outcome = if member.is_impossible() { Outcome::Impossible } else { Outcome::NOW };

@@ -1,4 +1,4 @@
-//! What can go wrong between here and the store, by what the reader can do about it.
+//! Errors of the store, by what the reader can do about them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,59 +15,59 @@ pub enum StoreError {
     /// No connection can be opened, or no server is known for the key. Nothing was sent.
     #[error("no connection to {server}: {why}")]
     Unreachable {
-        /// Which server.
+        /// The server.
         server: Arc<str>,
-        /// What the system said.
+        /// The message of the system.
         why: Arc<str>,
     },
     /// The connection broke while the call was under way. Whether it was decided is unknown, as with a timeout.
     #[error("the connection to {server} broke: {why}")]
     Interrupted {
-        /// Which server.
+        /// The server.
         server: Arc<str>,
-        /// What the system said.
+        /// The message of the system.
         why: Arc<str>,
     },
-    /// The server has failed too often: it is left alone for a moment, and then asked by one call at a time.
+    /// The circuit breaker is open: the server has failed too often and is not called for a moment.
     #[error("{server} has failed and is left alone for a moment: {why}")]
     BreakerOpen {
-        /// Which server.
+        /// The server.
         server: Arc<str>,
         /// The last failure.
         why: Arc<str>,
         /// Whether the server can still be connected to, as far as is known.
         reachable: bool,
     },
-    /// The server can be connected to, but cannot decide now: loading, busy, silent, out of memory, a replica.
+    /// The server is reachable, but cannot decide now: loading, busy, silent, out of memory, a replica.
     #[error("{server} cannot decide now: {why}")]
     Unavailable {
-        /// Which server.
+        /// The server.
         server: Arc<str>,
-        /// What it said.
+        /// The message of the server.
         why: Arc<str>,
     },
-    /// Credentials, privileges, the database or TLS are not what the server wants. Asking again does not help.
+    /// The server rejects the credentials, privileges, database or TLS settings. A retry does not help.
     #[error("{server} refuses this client: {why}; {hint}")]
     Refused {
-        /// Which server.
+        /// The server.
         server: Arc<str>,
-        /// What it said.
+        /// The message of the server.
         why: Arc<str>,
         /// The setting to look at.
         hint: &'static str,
     },
-    /// The key holds what Tollgate has not written. It is left alone.
+    /// The key holds a value that Tollgate has not written. It is left unchanged.
     #[error("the key {key} holds a foreign value: {why}")]
     Foreign {
         /// The key in the store.
         key: Arc<str>,
-        /// What the server said.
+        /// The message of the server.
         why: Arc<str>,
     },
-    /// The server said what a script of ours never says.
+    /// The answer is not one of a script of Tollgate.
     #[error("an answer of the store was not understood: {0}")]
     Protocol(Arc<str>),
-    /// More checks wait than may.
+    /// Too many checks wait.
     #[error("too many checks wait for the store")]
     Overloaded,
     /// The engine's driver has stopped, and with it the engine.
@@ -82,7 +82,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// A word for the kind of failure, for metrics.
+    /// The name of the kind of failure, for metrics.
     pub const fn class(&self) -> &'static str {
         match self {
             Self::Timeout(_) => "timeout",
@@ -100,7 +100,7 @@ impl StoreError {
         }
     }
 
-    /// All of them, as metrics list them.
+    /// The names of all kinds, in the order of metrics.
     pub const CLASSES: [&'static str; 12] = [
         "timeout",
         "unreachable",
@@ -116,7 +116,7 @@ impl StoreError {
         "panicked",
     ];
 
-    /// Whether the store may have taken permits all the same: the answer is what is missing.
+    /// Whether the store may have taken permits: only the answer is missing.
     pub const fn may_have_run(&self) -> bool {
         match self {
             Self::Timeout(_) | Self::Interrupted { .. } | Self::Protocol(_) | Self::Panicked => true,
@@ -131,8 +131,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the store can be connected to, as far as is known. Clients can bring such a failure about by overloading the
-    /// store, so it never lets requests through: a limit that fails open is decided locally.
+    /// Whether the store is reachable, as far as is known. Clients can cause such a failure by overloading the store, so it never
+    /// admits requests: a limit that fails open is decided locally.
     pub const fn is_reachable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Refused { .. } => false,
@@ -158,30 +158,30 @@ impl StoreError {
     }
 }
 
-/// What an error of a call means for the call and for the connection.
+/// The meaning of an error for the call and for the connection.
 pub(super) enum Fault {
-    /// The server does not know the script. It did not run.
+    /// The server does not know the script. The call did not run.
     NoScript,
-    /// The key lives elsewhere. It did not run.
+    /// The key is on another server. The call did not run.
     Moved(Redirect),
-    /// The key is moving, and this one is elsewhere already. It did not run.
+    /// The slot is moving, and this key is on the other server already. The call did not run.
     Ask(Redirect),
-    /// Keys are moving. It did not run.
+    /// Keys are moving. The call did not run.
     TryAgain,
-    /// The server's clock shows another time than was expected, in microseconds. It did not run.
+    /// The clock of the server shows this time, in microseconds, and not the expected one. The call did not run.
     OtherTime(u64),
     /// The connection is gone.
     Broken(StoreError),
     /// The server is not, or no longer, the one to ask.
     Demoted(StoreError),
-    /// An answer, and the connection is fine.
+    /// The server answered with an error; the connection is fine.
     Answered(StoreError),
 }
 
-/// Where a node of a cluster points to.
+/// The target of a redirect in a cluster.
 pub(super) struct Redirect {
     pub(super) slot: u16,
-    /// Empty: the host of the node that said so.
+    /// Empty: the host of the node that redirects.
     pub(super) host: String,
     pub(super) port: u16,
 }
@@ -194,7 +194,7 @@ impl Redirect {
     }
 }
 
-/// Sorts an error of a call on `key`. Codes inside a script's message count as well: older servers wrap them.
+/// Classifies an error of a call on `key`. Older servers wrap codes in the message of a script, so these count too.
 pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
     let text: Arc<str> = describe(error).into();
     let says = |code: &str| error.code() == Some(code) || text.contains(code);
@@ -215,7 +215,7 @@ pub(super) fn fault(error: &RedisError, server: &Arc<str>, key: &str) -> Fault {
         return Fault::OtherTime(us);
     }
     let server = Arc::clone(server);
-    // A script computes with what it finds: a field that is not a number stops it before it has written.
+    // A field that is not a number stops a script before it has written.
     const NOT_A_NUMBER: [&str; 3] =
         ["attempt to perform arithmetic", "attempt to compare", "number expected, got"];
     if says("WRONGTYPE") || says("TOLLGATE foreign value") || NOT_A_NUMBER.iter().any(|text| says(text)) {
@@ -244,7 +244,7 @@ fn other_time(text: &str) -> Option<u64> {
     time.split(|other: char| !other.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Why there is no connection. A server that answers with an error can be reached; so can one that is out of clients.
+/// Why there is no connection. A server that answers with an error is reachable, as is one with too many clients.
 pub(super) fn connect_error(error: &RedisError, server: &Arc<str>) -> StoreError {
     let (server, why): (_, Arc<str>) = (Arc::clone(server), describe(error).into());
     match hint(&why) {
@@ -256,7 +256,7 @@ pub(super) fn connect_error(error: &RedisError, server: &Arc<str>) -> StoreError
     }
 }
 
-/// What was said, without the library's own words around it.
+/// The message of the server, without the words of the library.
 fn describe(error: &RedisError) -> String {
     if error.kind() == ErrorKind::AuthenticationFailed {
         return "it does not accept the user name or the password".to_owned();
@@ -268,12 +268,12 @@ fn describe(error: &RedisError) -> String {
     }
 }
 
-/// Whether no repetition mends it.
+/// Whether retries cannot help.
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     hint(&describe(error)).is_some()
 }
 
-/// The setting to look at, if the server's words point at one.
+/// The setting to look at, if the message points at one.
 fn hint(text: &str) -> Option<&'static str> {
     const HINTS: [(&str, &str); 17] = [
         ("WRONGPASS", "look at the user name and the password of the store"),

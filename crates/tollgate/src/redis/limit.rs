@@ -1,4 +1,4 @@
-//! A limit whose states are in the store, with everything that calls for it need.
+//! A limit in the store, with the data that its calls need.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tollgate_core::{Limit, Micros};
 
+use crate::backend::Deadlines;
 use crate::check::{HashedKey, LimitId};
 use crate::hash::Hash;
 use crate::redis::key_prefix::KeyPrefix;
@@ -18,19 +19,17 @@ pub(super) struct StoredLimit {
     pub(super) limit: Limit,
     /// The parameters as they are kept beside a state.
     pub(super) parameters: Box<str>,
-    /// What scripts must know of the limit, as they take it, unless it depends on the time.
+    /// The parameters as scripts take them, unless they depend on the time.
     pub(super) numbers: Option<Box<[u8]>>,
-    /// How long a caller waits for a check.
-    pub(super) deadline: Duration,
-    /// How long a call for checks may take. Longer than the deadline where nodes borrow: a lease that comes late is still of use.
-    pub(super) call_deadline: Duration,
-    /// Whether what a failover may have lost counts as taken, and for how long permits are lent.
+    /// The deadlines of checks.
+    pub(super) deadlines: Deadlines,
+    /// The life of leases, if permits that a failover may have lost count as taken.
     pub(super) distrust: Option<Micros>,
     /// Whether permits of a bucket may be out on leases of this limit.
     pub(super) counts_out: bool,
-    /// What the keys in the store begin with.
+    /// The prefix of its keys in the store.
     prefix: Box<str>,
-    /// Of the prefix: limits with the same one share their states.
+    /// The hash of the prefix. Limits with the same prefix share their states.
     scope: Hash,
 }
 
@@ -44,38 +43,45 @@ impl StoredLimit {
     ) -> Self {
         let terms = settings.lease_terms(&limit).ok();
         let life = terms.map_or(Micros::ZERO, |terms| terms.life());
-        let deadline = settings.on_failure.deadline.unwrap_or(deadline);
+        let wait = settings.on_failure.deadline.unwrap_or(deadline);
         let prefix: Box<str> = format!("{prefix}:{scope}:").into();
         Self {
             id,
             limit,
             parameters: limit.parameters().to_string().into(),
             numbers: protocol::parameters(&limit),
-            deadline,
-            call_deadline: if terms.is_some() { deadline.max(lease_deadline) } else { deadline },
-            counts_out: terms.is_some_and(|terms| terms.counts_out()) && protocol::lends(&limit),
+            deadlines: Deadlines {
+                wait,
+                call: if terms.is_some() { wait.max(lease_deadline) } else { wait },
+            },
+            counts_out: terms.is_some_and(|terms| terms.counts_out()) && limit.lender().is_some(),
             distrust: settings.failover_guard.then_some(life),
             scope: Hash::of_scope(&prefix),
             prefix,
         }
     }
 
-    /// Whether its calls must say about what the server's clock shows: the periods of a calendar around that are sent along.
+    /// Whether the limit is a log, which the store searches.
+    pub(super) const fn is_log(&self) -> bool {
+        matches!(self.limit, Limit::SlidingLog(_))
+    }
+
+    /// Whether its calls need the approximate time of the server: they send the periods of a calendar around it.
     pub(super) const fn needs_time(&self) -> bool {
         matches!(self.limit, Limit::CalendarQuota(_))
     }
 
-    /// Identifies the state of a key, among those of all limits.
+    /// Identifies the state of a key among the states of all limits.
     pub(super) const fn state(&self, key: HashedKey<'_>) -> Hash {
         key.hash().within(self.scope)
     }
 
-    /// The key in the store, as it is queued for.
+    /// The queue key of a key.
     pub(super) fn queue_key(&self, key: HashedKey<'_>) -> QueueKey {
         thread_local! {
             static WHOLE: RefCell<String> = const { RefCell::new(String::new()) };
         }
-        // Written together here, so that only the shared text is allocated.
+        // Composed in a reused buffer, so that only the shared text is allocated.
         let whole: Arc<str> = WHOLE.with_borrow_mut(|whole| {
             whole.clear();
             whole.push_str(&self.prefix);

@@ -1,7 +1,7 @@
 //! The Redis engine: the state of all keys in Redis or Valkey, shared by many nodes.
 //!
-//! Every check is decided by one script call, on the server's own clock. Checks of a key that come while a call for it is in
-//! flight go together in the next one, and denials are remembered for a moment; both leave every answer exact.
+//! Every check is decided by one script call, on the clock of the server. Checks of a key that arrive while a call for it is
+//! under way go together in the next call, and denials are cached for a moment. Both leave every answer exact.
 
 mod config;
 mod decide;
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 use tollgate_core::lease::Lease;
@@ -53,17 +54,17 @@ use crate::settings::LimitSettings;
 use crate::tasks::{Driver, Leading, Tasks};
 use crate::verdict::{Verdict, Verdicts};
 
-/// The longest that a denial is remembered: resets, refunds and raised limits on other nodes are seen within this.
+/// How long a denial is cached at most. Resets, refunds and raised limits on other nodes are seen within this time.
 pub const REMEMBER_MAX: Duration = Duration::from_millis(100);
 
-/// What the engine has done so far.
+/// Counts of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RedisStats {
     /// Calls to the store.
     pub calls: u64,
     /// Checks that these calls have answered.
     pub asked: u64,
-    /// Checks that were answered by a remembered denial.
+    /// Checks that were answered by a cached denial.
     pub remembered: u64,
     /// Calls that gave no decision, by [`StoreError::CLASSES`].
     pub failed: [u64; StoreError::CLASSES.len()],
@@ -99,10 +100,10 @@ struct Inner {
     lease_deadline: Duration,
     key_prefix: KeyPrefix,
     clock: Option<Clock>,
-    /// By which leases end: the time that is handed in, or this node's own.
+    /// The clock by which leases end: the configured one, or the system clock.
     own_clock: Clock,
     counters: Counters,
-    /// By [`StoreError::CLASSES`]: one failure, and when it was noted.
+    /// One failure of each of [`StoreError::CLASSES`], and when it happened.
     last_failures: [Mutex<Option<(Instant, StoreError)>>; StoreError::CLASSES.len()],
     /// Limits that were added so far.
     added: AtomicU32,
@@ -113,10 +114,10 @@ struct Inner {
 const KEEP_FOR: Duration = Duration::from_secs(10);
 
 impl RedisEngine {
-    /// An engine, and the driver that must run for it to answer. Connecting is the driver's work: an unreachable store is no
-    /// error here.
+    /// An engine, and the driver that must run for it to answer. The driver connects, so an unreachable store is not an error
+    /// here.
     pub fn new(config: RedisConfig) -> (Self, Driver) {
-        // The first of several engines of a process settles it, and any will do.
+        // The first engine of a process sets the provider. Any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (tasks, driver, stop) = Tasks::new();
         let (options, sentinel_options) = (config.connect_options(), config.sentinel_options());
@@ -153,11 +154,11 @@ impl RedisEngine {
         self.limiter_with(scope, limit, &LimitSettings::default())
     }
 
-    /// The same, with settings of its own: a deadline, a guard against failovers, calls that may take as long as those that borrow.
+    /// The same with settings: a deadline, a failover guard, and calls that may take as long as borrowing ones.
     pub fn limiter_with(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> RedisLimiter {
         let stored = self.add(scope, limit, settings);
         let added = Added { engine: self.clone(), id: stored.id };
-        RedisLimiter { inner: Arc::clone(&self.0), stored, _added: Arc::new(added) }
+        RedisLimiter { stored, added: Arc::new(added) }
     }
 
     fn add(&self, scope: &str, limit: Limit, settings: &LimitSettings) -> Arc<StoredLimit> {
@@ -187,12 +188,12 @@ impl RedisEngine {
         self.0.routes.servers()
     }
 
-    /// How many nodes share the store, as it last said: those that have said a word within five seconds.
+    /// How many nodes share the store, by its last answer: nodes with a heartbeat in the last five seconds.
     pub fn nodes(&self) -> Option<u32> {
         self.0.membership.nodes()
     }
 
-    /// What went wrong in the last ten seconds or so, if anything did: one failure of each kind.
+    /// Failures of about the last ten seconds: one of each kind.
     pub fn recent_failures(&self) -> Vec<StoreError> {
         let recent = |last: &Mutex<Option<(Instant, StoreError)>>| {
             last.lock().as_ref().filter(|(noted, _)| noted.elapsed() < KEEP_FOR).map(|(_, why)| why.clone())
@@ -215,7 +216,7 @@ impl RedisEngine {
         }
     }
 
-    /// What it has done so far.
+    /// Its counts.
     pub fn stats(&self) -> RedisStats {
         let counters = &self.0.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -230,7 +231,7 @@ impl RedisEngine {
 }
 
 impl Inner {
-    /// Counts a call that gave no decision, and keeps one of each kind for health.
+    /// Counts a call without a decision, and keeps one failure of each kind for health.
     fn count_failure(&self, error: &StoreError) {
         let Some(class) = StoreError::CLASSES.iter().position(|class| *class == error.class()) else {
             return;
@@ -268,15 +269,14 @@ impl Inner {
         self.limits.get(limit).ok_or(StoreError::Removed)
     }
 
-    /// Queues a step for its key, or answers it from a remembered denial. `wait` is how long the caller waits, `deadline` when a call
-    /// that this step starts must have ended: if that is later, the call goes on without its caller.
+    /// Queues a step for its key, or answers it from a cached denial. A call that may take longer than its caller waits goes on without
+    /// the caller.
     async fn step(
         self: &Arc<Self>,
         limit: &Arc<StoredLimit>,
         queue_key: QueueKey,
         step: Step,
-        wait: Duration,
-        call: Duration,
+        Deadlines { wait, call }: Deadlines,
     ) -> Result<Done, StoreError> {
         let now = Instant::now();
         match self.coalescer.enter(&queue_key, &limit.limit, &step, now) {
@@ -292,46 +292,33 @@ impl Inner {
                 }
                 within(now + wait, lead).await.unwrap_or_else(|_| Err(self.late(wait)))
             }
-            Entered::Wait(answer) => match within(now + wait, answer).await {
-                Ok(Ok(answer)) => answer,
-                Ok(Err(_)) if self.tasks.is_stopped() => Err(StoreError::Stopped),
-                Ok(Err(_)) => Err(StoreError::Panicked),
-                Err(_) => Err(self.late(wait)),
-            },
-            Entered::Full => {
-                self.count_failure(&StoreError::Overloaded);
-                Err(StoreError::Overloaded)
-            }
+            Entered::Wait(answer) => self.waited(now + wait, wait, answer).await,
+            Entered::Full => Err(self.failed(StoreError::Overloaded)),
+        }
+    }
+
+    /// Waits for the answer of a call that another caller or the driver makes.
+    async fn waited<T>(
+        &self,
+        until: Instant,
+        wait: Duration,
+        answer: impl Future<Output = Result<Result<T, StoreError>, RecvError>>,
+    ) -> Result<T, StoreError> {
+        match within(until, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) if self.tasks.is_stopped() => Err(StoreError::Stopped),
+            Ok(Err(_)) => Err(StoreError::Panicked),
+            Err(_) => Err(self.late(wait)),
         }
     }
 
     fn late(&self, waited: Duration) -> StoreError {
-        let late = StoreError::Timeout(waited);
-        self.count_failure(&late);
-        late
+        self.failed(StoreError::Timeout(waited))
     }
 
-    /// Asks for one key.
-    async fn ask(
-        self: &Arc<Self>,
-        limit: &Arc<StoredLimit>,
-        queue_key: QueueKey,
-        question: Question,
-    ) -> Result<Decision, StoreError> {
-        let (wait, call) = (limit.deadline, limit.call_deadline);
-        answered(self.step(limit, queue_key, Step::Ask(question), wait, call).await?)
-            .map(|(decision, _)| decision)
-    }
-
-    /// Makes a change to one key, within `deadline`.
-    async fn change(
-        self: &Arc<Self>,
-        limit: &Arc<StoredLimit>,
-        queue_key: QueueKey,
-        change: Change,
-        deadline: Duration,
-    ) -> Result<Done, StoreError> {
-        self.step(limit, queue_key, Step::Change(change), deadline, deadline).await
+    fn failed(&self, why: StoreError) -> StoreError {
+        self.count_failure(&why);
+        why
     }
 
     async fn refund(
@@ -341,41 +328,34 @@ impl Inner {
         permits: u64,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        self.change(limit, queue_key, Change::Refund { permits, at }, limit.deadline).await.map(drop)
+        let step = Step::Change(Change::Refund { permits, at });
+        self.step(limit, queue_key, step, Deadlines::of(limit.deadlines.wait)).await.map(drop)
+    }
+}
+
+impl RedisEngine {
+    /// Does a step on a key of a limit, within deadlines of its own or within those of the limit.
+    async fn step(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        step: Step,
+        deadline: Option<Duration>,
+    ) -> Result<Done, StoreError> {
+        let limit = self.0.stored(limit)?;
+        let deadlines = deadline.map_or(limit.deadlines, Deadlines::of);
+        self.0.step(&limit, limit.queue_key(key), step, deadlines).await
     }
 
-    async fn reset(
-        self: &Arc<Self>,
-        limit: &Arc<StoredLimit>,
-        queue_key: QueueKey,
-    ) -> Result<(), StoreError> {
-        self.step(limit, queue_key, Step::Reset, limit.deadline, limit.deadline).await.map(drop)
-    }
-
-    async fn borrow(
-        self: &Arc<Self>,
-        limit: &Arc<StoredLimit>,
-        queue_key: QueueKey,
-        (ask, wanted): (Ask, LeaseRequest),
-        deadline: Duration,
-    ) -> Result<(Decision, Option<LeaseGrant>), StoreError> {
-        let question = Question::Borrow(ask, Box::new(wanted));
-        answered(self.step(limit, queue_key, Step::Ask(question), deadline, deadline).await?)
-    }
-
-    async fn give_back(
-        self: &Arc<Self>,
-        limit: &Arc<StoredLimit>,
-        queue_key: QueueKey,
-        (lease, number, terms): (&Lease, u64, LeaseTerms),
-    ) -> Result<Option<u64>, StoreError> {
-        let counted = terms.counts_out();
-        let change = Change::Return { permits: lease.left, at: lease.at, number, counted };
-        match self.change(limit, queue_key, change, limit.call_deadline).await? {
-            Done::Changed => Ok(None),
-            Done::OutOfTurn(number) => Ok(Some(number)),
-            Done::Answered(..) => Err(unanswered()),
-        }
+    /// Asks for one key.
+    async fn ask(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        question: Question,
+    ) -> Result<Decision, StoreError> {
+        let done = self.step(limit, key, Step::Ask(question), None).await?;
+        answered(done).map(|(decision, _)| decision)
     }
 }
 
@@ -408,12 +388,10 @@ impl Backend for RedisEngine {
 
     /// At most [`CHECKS_MAX`](tollgate_core::policy::CHECKS_MAX) checks and [`WORK_MAX`](tollgate_core::policy::WORK_MAX) of their work.
     /// Where all limits are in one place (one server, or one slot of a cluster) they are decided in one step; else in one step for each
-    /// slot, and what was taken before a denial is given back. So is what was taken for a caller that has left.
+    /// slot, and permits taken before a denial are given back. So are permits taken for a caller that has left.
     async fn decide(&self, checks: &[Check<'_>]) -> Result<Verdicts, StoreError> {
         if let [check] = checks {
-            let limit = self.0.stored(check.limit)?;
-            let queue_key = limit.queue_key(check.key);
-            let decision = self.0.ask(&limit, queue_key, Question::Take(check.ask)).await?;
+            let decision = self.ask(check.limit, check.key, Question::Take(check.ask)).await?;
             return Ok(Verdicts::from_iter([Some(Verdict::exact(decision))]));
         }
         let decisions = self.0.decide_together(checks).await?;
@@ -421,14 +399,23 @@ impl Backend for RedisEngine {
     }
 
     async fn peek(&self, check: &Check<'_>) -> Result<Verdict, StoreError> {
-        let limit = self.0.stored(check.limit)?;
-        let queue_key = limit.queue_key(check.key);
-        Ok(Verdict::exact(self.0.ask(&limit, queue_key, Question::Peek(check.ask)).await?))
+        self.ask(check.limit, check.key, Question::Peek(check.ask)).await.map(Verdict::exact)
     }
 
     async fn reset(&self, limit: LimitId, key: HashedKey<'_>) -> Result<(), StoreError> {
+        let deadline = self.deadlines(limit).wait;
+        self.step(limit, key, Step::Reset, Some(deadline)).await.map(drop)
+    }
+
+    async fn refund(
+        &self,
+        limit: LimitId,
+        key: HashedKey<'_>,
+        permits: u64,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
         let limit = self.0.stored(limit)?;
-        self.0.reset(&limit, limit.queue_key(key)).await
+        self.0.refund(&limit, limit.queue_key(key), permits, at).await
     }
 }
 
@@ -439,9 +426,8 @@ impl Store for RedisEngine {
         wanted: LeaseRequest,
         deadline: Duration,
     ) -> Result<(Verdict, Option<LeaseGrant>), StoreError> {
-        let limit = self.0.stored(check.limit)?;
-        let queue_key = limit.queue_key(check.key);
-        let (decision, lent) = self.0.borrow(&limit, queue_key, (check.ask, wanted), deadline).await?;
+        let step = Step::Ask(Question::Borrow(check.ask, Box::new(wanted)));
+        let (decision, lent) = answered(self.step(check.limit, check.key, step, Some(deadline)).await?)?;
         Ok((Verdict::exact(decision), lent))
     }
 
@@ -453,8 +439,13 @@ impl Store for RedisEngine {
         number: u64,
         terms: LeaseTerms,
     ) -> Result<Option<u64>, StoreError> {
-        let limit = self.0.stored(limit)?;
-        self.0.give_back(&limit, limit.queue_key(key), (lease, number, terms)).await
+        let counted = terms.counts_out();
+        let step = Step::Change(Change::Return { permits: lease.left, at: lease.at, number, counted });
+        match self.step(limit, key, step, Some(self.deadlines(limit).call)).await? {
+            Done::Changed => Ok(None),
+            Done::OutOfTurn(number) => Ok(Some(number)),
+            Done::Answered(..) => Err(unanswered()),
+        }
     }
 
     async fn charge(
@@ -464,8 +455,8 @@ impl Store for RedisEngine {
         permits: u64,
         deadline: Duration,
     ) -> Result<(), StoreError> {
-        let limit = self.0.stored(limit)?;
-        self.0.change(&limit, limit.queue_key(key), Change::Charge { permits }, deadline).await.map(drop)
+        let step = Step::Change(Change::Charge { permits });
+        self.step(limit, key, step, Some(deadline)).await.map(drop)
     }
 
     fn undecided(&self, _: &[Check<'_>], why: &StoreError) -> Result<Verdicts, StoreError> {
@@ -473,9 +464,7 @@ impl Store for RedisEngine {
     }
 
     fn deadlines(&self, limit: LimitId) -> Deadlines {
-        let own = |it: Arc<StoredLimit>| Deadlines { wait: it.deadline, call: it.call_deadline };
-        let Inner { deadline, .. } = *self.0;
-        self.0.limits.get(limit).map_or(Deadlines { wait: deadline, call: deadline }, own)
+        self.0.stored(limit).map_or(Deadlines::of(self.0.deadline), |it| it.deadlines)
     }
 
     fn late(&self, _: &[Check<'_>], wait: Duration) -> Result<Verdicts, StoreError> {
@@ -520,12 +509,11 @@ impl Drop for Added {
     }
 }
 
-/// A limit over keys in the store, without what answers in the place of a store that does not. Cheap to clone.
+/// A limit over keys in the store, without a guard. Cheap to clone.
 #[derive(Clone)]
 pub struct RedisLimiter {
-    inner: Arc<Inner>,
     stored: Arc<StoredLimit>,
-    _added: Arc<Added>,
+    added: Arc<Added>,
 }
 
 impl RedisLimiter {
@@ -539,73 +527,43 @@ impl RedisLimiter {
         self.stored.id
     }
 
-    fn queue_key(&self, key: &str) -> QueueKey {
-        self.stored.queue_key(HashedKey::new(key))
-    }
-
-    /// What a check sends beside its key and the time, for benchmarks of the script alone: the script, and its last argument.
+    /// The script and the last argument that a check sends beside its key and the time, for benchmarks of the script alone.
     #[doc(hidden)]
     pub fn wire(&self, ask: Ask) -> (&'static str, Vec<u8>) {
         protocol::wire(&self.stored, ask)
     }
 
-    /// Takes `permits`, now or not at all.
-    pub async fn try_acquire(&self, key: &str, permits: u64) -> Result<Decision, StoreError> {
-        self.acquire(key, Ask::of(permits)).await
-    }
-
-    /// Takes permits, perhaps after a delay that the caller accepts.
-    pub async fn acquire(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
-        self.inner.ask(&self.stored, self.queue_key(key), Question::Take(ask)).await
-    }
-
-    /// The answer that [`RedisLimiter::acquire`] would give, without taking anything.
+    /// The decision that [`RateLimiter::acquire`] would make, without taking anything.
     pub async fn peek(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
-        self.inner.ask(&self.stored, self.queue_key(key), Question::Peek(ask)).await
-    }
-
-    /// Where a key stands.
-    pub async fn status(&self, key: &str) -> Result<Status, StoreError> {
-        Ok(self.peek(key, Ask::of(0)).await?.status())
-    }
-
-    /// Whole permits left. Takes nothing and creates nothing.
-    pub async fn remaining(&self, key: &str) -> Result<u64, StoreError> {
-        Ok(self.status(key).await?.remaining)
-    }
-
-    /// Resets a key.
-    pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.reset(&self.stored, self.queue_key(key)).await
+        self.added.engine.ask(self.stored.id, HashedKey::new(key), Question::Peek(ask)).await
     }
 
     /// Gives back `permits` of a grant that was to start at `at` (its decision's time and delay), as far as they are
     /// still owed.
     pub async fn refund(&self, key: &str, permits: u64, at: Timestamp) -> Result<(), StoreError> {
-        self.inner.refund(&self.stored, self.queue_key(key), permits, at).await
+        let queue_key = self.stored.queue_key(HashedKey::new(key));
+        self.added.engine.0.refund(&self.stored, queue_key, permits, at).await
     }
 
-    /// Takes `permits` without asking, into bounded debt: for costs that are known only afterwards.
+    /// Takes `permits` without a decision, into bounded debt: for costs that are known only afterwards.
     pub async fn charge(&self, key: &str, permits: u64) -> Result<(), StoreError> {
-        let deadline = self.stored.deadline;
-        self.inner
-            .change(&self.stored, self.queue_key(key), Change::Charge { permits }, deadline)
-            .await
-            .map(drop)
+        let deadline = self.stored.deadlines.wait;
+        self.added.engine.charge(self.stored.id, HashedKey::new(key), permits, deadline).await
     }
 
-    /// As [`RedisLimiter::acquire`], and borrows permits with the same call.
+    /// As [`RateLimiter::acquire`], and borrows permits with the same call.
     pub async fn borrow(
         &self,
         key: &str,
         ask: Ask,
         wanted: LeaseRequest,
     ) -> Result<(Decision, Option<LeaseGrant>), StoreError> {
-        self.inner.borrow(&self.stored, self.queue_key(key), (ask, wanted), self.stored.call_deadline).await
+        let check = Check::new(self.stored.id, key, 0).with_ask(ask);
+        let (verdict, lent) = self.added.engine.borrow(&check, wanted, self.stored.deadlines.call).await?;
+        Ok((verdict.decision, lent))
     }
 
-    /// Gives back what is left of a lease, as the return that follows `number` others. If there were more, they are told, and
-    /// nothing is given back.
+    /// As [`Store::give_back`].
     pub async fn give_back(
         &self,
         key: &str,
@@ -613,7 +571,7 @@ impl RedisLimiter {
         number: u64,
         terms: LeaseTerms,
     ) -> Result<Option<u64>, StoreError> {
-        self.inner.give_back(&self.stored, self.queue_key(key), (lease, number, terms)).await
+        self.added.engine.give_back(self.stored.id, HashedKey::new(key), lease, number, terms).await
     }
 }
 
@@ -621,14 +579,14 @@ impl RateLimiter for RedisLimiter {
     type Error = StoreError;
 
     async fn acquire(&self, key: &str, ask: Ask) -> Result<Decision, StoreError> {
-        RedisLimiter::acquire(self, key, ask).await
+        self.added.engine.ask(self.stored.id, HashedKey::new(key), Question::Take(ask)).await
     }
 
     async fn status(&self, key: &str) -> Result<Status, StoreError> {
-        RedisLimiter::status(self, key).await
+        Ok(self.peek(key, Ask::of(0)).await?.status())
     }
 
     async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        RedisLimiter::reset(self, key).await
+        Backend::reset(&self.added.engine, self.stored.id, HashedKey::new(key)).await
     }
 }

@@ -1,4 +1,4 @@
-//! Where a store is: `redis://`, `rediss://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://`.
+//! The address of a store: `redis://`, `rediss://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
-/// A store's address, with what is needed to enter. Shown without its password.
+/// The address of a store, with its credentials. Shown without them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl {
     pub(super) shape: Shape,
-    /// Servers to begin with: the server, the sentinels, some nodes of the cluster.
+    /// The known servers: the server, the sentinels, or some nodes of the cluster.
     pub(super) seeds: Vec<Address>,
     pub(super) tls: bool,
     pub(super) username: Option<String>,
@@ -18,7 +18,7 @@ pub struct StoreUrl {
     pub(super) database: i64,
 }
 
-/// How the servers of a store stand to each other.
+/// The topology of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
     /// One server.
@@ -46,7 +46,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why a text is no store's address. It says nothing of what the text held: that may be a secret.
+/// Why a text is not the address of a store. It does not quote the text, which may hold a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StoreUrlError {
     /// None of the schemes.
@@ -63,7 +63,7 @@ pub enum StoreUrlError {
     /// A database must be a number.
     #[error("has a database that is no number (redis://HOST:PORT/NUMBER)")]
     Database,
-    /// Sentinels must be told whose primary is wanted.
+    /// Sentinels need the name of the master.
     #[error("names no master (redis+sentinel://HOST,HOST/MASTER)")]
     NoMaster,
     /// Only sentinels and clusters have several addresses.
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_understood_and_shown_without_secrets() {
+    fn store_urls_are_parsed_and_shown_without_secrets() {
         for (text, shown) in [
             ("redis://localhost", "redis://localhost:6379"),
             ("rediss://user:p%40ss@10.0.0.1:7000/3", "rediss://***@10.0.0.1:7000/3"),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_named() {
+    fn invalid_store_urls_are_rejected_with_the_reason() {
         use StoreUrlError as E;
         for (text, why) in [
             ("localhost:6379", E::Scheme),

@@ -1,7 +1,8 @@
 //! Calendar quotas go by the store's clock, whatever the node's clock shows.
 
 use tollgate::{
-    Backend, BreakerState, Calendar, CalendarQuota, Check, Limit, Micros, RedisEngine, RedisLimiter,
+    Backend, BreakerState, Calendar, CalendarQuota, Check, Limit, Micros, RateLimiter, RedisEngine,
+    RedisLimiter,
 };
 use tollgate_testkit::{RedisServer, SteppedClock};
 
@@ -16,7 +17,7 @@ fn daily(engine: &RedisEngine) -> RedisLimiter {
     engine.limiter("calendar", Limit::CalendarQuota(quota))
 }
 
-/// A server whose clock is so many days ahead of this process's.
+/// A server whose clock is `days` ahead of this process's clock.
 fn server(days: i64) -> (SteppedClock, RedisServer) {
     let clock = SteppedClock::new();
     clock.step(days * DAY_US);

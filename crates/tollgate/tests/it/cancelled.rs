@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tollgate::{
     Ask, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit, MemoryConfig,
-    MemoryEngine, Micros, Rate, RedisConfig, RedisEngine, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+    MemoryEngine, Micros, Rate, RateLimiter, RedisConfig, RedisEngine, SlidingCounter, SlidingLog, Timestamp,
+    TokenBucket,
 };
 use tollgate_testkit::RedisServer;
 
@@ -90,7 +91,7 @@ fn a_cancelled_reservation_leaves_no_trace_in_memory_or_in_the_store() {
 
 /// States of nodes that know nothing of what is beside them are still read: what is not known is not given back.
 #[test]
-fn a_state_without_what_was_forgone_gives_back_the_cost_alone() {
+fn state_without_forgone_permits_gives_back_the_cost_alone() {
     run(async {
         let server = RedisServer::start();
         let clock = Clock::manual(Timestamp::from_micros(START_US));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate::{Ask, Backend, Check, Limit, OnFailure, RedisLimiter, StoreError, TokenBucket};
+use tollgate::{Ask, Backend, Check, Limit, OnFailure, RateLimiter, RedisLimiter, StoreError, TokenBucket};
 use tollgate_testkit::Cluster;
 
 use crate::guard::until;
@@ -94,7 +94,7 @@ fn a_cancelled_request_leaves_no_permit_consumed() {
 }
 
 #[test]
-fn one_deadline_covers_takes_and_what_is_given_back() {
+fn one_deadline_covers_takes_and_refunds() {
     run(async {
         let cluster = Cluster::start();
         let engine = engine_with(&cluster.url(), |_| ());

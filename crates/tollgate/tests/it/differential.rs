@@ -9,7 +9,8 @@ use redis::aio::MultiplexedConnection;
 use tollgate::{
     Ask, Backend, Calendar, CalendarQuota, Check, Clock, Decision, FixedWindow, IntervalBucket, LeakyBucket,
     LeakyMode, Limit, LimitId, LimitSettings, MemoryConfig, MemoryEngine, MemoryLimiter, Micros, Rate,
-    RedisConfig, RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+    RateLimiter, RedisConfig, RedisEngine, RedisLimiter, Retention, SlidingCounter, SlidingLog, Timestamp,
+    TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -80,7 +81,7 @@ struct Twins {
 
 /// What was consumed under earlier limits is forgotten after 35 years, paid or not.
 const PAID_WITHIN_US: u64 = 1 << 50;
-/// Units that are seen to flow at once: what flows beyond them while nobody looks pays nothing.
+/// The most units that flow at once. Units beyond them pay no carried debt.
 const FLOW_MAX: u128 = 1 << 52;
 
 /// Units that flow into a bucket within a time.
@@ -761,7 +762,7 @@ fn several_limits_are_taken_together_or_not_at_all() {
 
 /// A thousand a minute, used up; then a hundred a minute; then a thousand again.
 #[test]
-fn what_was_consumed_stays_consumed_in_the_store() {
+fn consumed_permits_stay_consumed_in_the_store() {
     run(async {
         let server = RedisServer::start();
         let home = Home::remembering(&server, Duration::ZERO).await;
@@ -789,7 +790,7 @@ fn what_was_consumed_stays_consumed_in_the_store() {
 
 /// States of an earlier version say nothing of a limit: they are the caller's own.
 #[test]
-fn a_state_without_its_limit_is_the_callers_own() {
+fn state_without_its_limit_belongs_to_the_limit_that_asks() {
     run(async {
         let server = RedisServer::start();
         let home = Home::of(&server).await;
@@ -811,7 +812,7 @@ fn a_state_without_its_limit_is_the_callers_own() {
 }
 
 #[test]
-fn redis_cli_shows_what_the_documents_describe() {
+fn stored_keys_look_as_documented() {
     run(async {
         let server = RedisServer::start();
         let mut config = RedisConfig::new(server.url().parse().unwrap());

@@ -62,7 +62,7 @@ fn whole_line(limit: &Limit, seen: &[Seen], admitted: u64) -> String {
         return String::new();
     };
     let took_us = seen[seen.len() - 1].at - seen[0].at;
-    let whole = (it.capacity() * it.unit() + took_us * it.flow()) / it.unit();
+    let whole = (it.size() * it.unit() + took_us * it.flow()) / it.unit();
     let left = seen[seen.len() - 1].remaining;
     assert_eq!(admitted + left, whole, "burst and refill of {took_us} us");
     format!(", floor(b + r x t) = {whole}, {left} left")

@@ -193,7 +193,7 @@ fn judge(what: &str, seen: &[Seen]) {
             // What is remembered with a denial is dated earlier: it was so then.
             let denies = |part: &&Part| part.decided == Some((it.at, false));
             let by: Vec<_> = it.parts.iter().filter(denies).collect();
-            assert!(!by.is_empty(), "{what}: {it:?} was denied by nobody");
+            assert!(!by.is_empty(), "{what}: {it:?} was denied by no limit");
             for part in by {
                 assert!(!judge.would_admit(part, at), "{what}: {it:?} was denied although {part:?} fits");
             }
@@ -206,7 +206,7 @@ fn judge(what: &str, seen: &[Seen]) {
     assert!(admitted > 1_000 && denied > 100, "{what}: {admitted} admitted, {denied} denied");
 }
 
-/// For so long a take may be under way that is given back afterwards, and so long a denial is remembered, with room for a slow machine.
+/// How long a take that is given back may be under way, and how long a denial is cached, with room for a slow machine.
 const UNDER_WAY_US: u64 = 1_000_000;
 
 /// Nothing is over a limit, in whichever order the slots were asked; and a denial of what would fit is explained by takes of other requests

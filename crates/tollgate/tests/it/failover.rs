@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
-use tollgate::{Backend, Check, Decision, Limit, Rate, RedisEngine, StoreError, TokenBucket};
+use tollgate::{Backend, Check, Decision, Limit, Rate, RateLimiter, RedisEngine, StoreError, TokenBucket};
 use tollgate_testkit::{Cluster, SentinelTrio};
 
 use crate::exact::judge;

@@ -91,7 +91,7 @@ fn refusing() -> Option<StoreError> {
 }
 
 #[test]
-fn a_node_that_knows_of_nobody_takes_the_configured_share() {
+fn node_that_knows_no_other_nodes_takes_the_configured_share() {
     run_paused(async {
         let admitted_with = async |share: Share, permits| {
             let node = Node::new(GuardConfig { share, ..GuardConfig::default() });
@@ -177,7 +177,7 @@ fn a_request_that_is_answered_before_its_call_has_failed_is_decided_once() {
 }
 
 #[test]
-fn what_has_flowed_back_since_is_not_owed() {
+fn permits_that_flowed_back_are_not_owed() {
     run_paused(async {
         let clock = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
         let node = Node::with_clock(GuardConfig::default(), clock.clone());
@@ -204,7 +204,7 @@ fn what_has_flowed_back_since_is_not_owed() {
 }
 
 #[test]
-fn what_was_decided_alone_is_forgotten_when_the_outage_is_over() {
+fn local_states_are_dropped_when_the_outage_is_over() {
     run_paused(async {
         let config = GuardConfig { forget_after: Duration::from_millis(50), ..GuardConfig::default() };
         let node = Node::new(config);
@@ -273,7 +273,7 @@ fn closing_the_leases_waits_for_returns_under_way() {
 }
 
 #[test]
-fn after_one_slow_answer_the_store_is_asked_again_though_no_key_is_worth_a_lease() {
+fn slow_store_is_asked_again_even_if_no_key_is_worth_a_lease() {
     run_paused(async {
         let node = Node::new(GuardConfig::default());
         let leased = node.add_leased();

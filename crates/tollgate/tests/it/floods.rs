@@ -71,7 +71,7 @@ fn one_rule_may_fill_the_table_and_makes_room_when_another_is_used() {
         engine.limiter("second", bucket(100, 60)).unwrap(),
     );
     let keys = victims(&first, 10_000, 50);
-    assert_eq!((freed(&first, &keys), engine.stats().evicted), (0, 0), "nobody else needs the room");
+    assert_eq!((freed(&first, &keys), engine.stats().evicted), (0, 0), "no other scope needs the room");
     let newcomers = victims(&second, 4_000, 1);
     assert_eq!(freed(&second, &newcomers), 0, "a rule gets its part, whatever the other has used");
 }

@@ -42,7 +42,7 @@ pub(crate) async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
 }
 
 #[test]
-fn each_limit_has_its_own_choice_and_every_answer_says_its_ground() {
+fn each_limit_has_its_own_failure_mode_and_every_verdict_names_its_basis() {
     run(async {
         let mut server = RedisServer::build().tcp().start();
         let guard = guard_with(&format!("redis://{}", server.tcp_address()), GuardConfig::default(), |_| ());
@@ -89,7 +89,7 @@ fn each_limit_has_its_own_choice_and_every_answer_says_its_ground() {
 }
 
 #[test]
-fn nodes_that_know_of_each_other_share_the_limit() {
+fn nodes_that_know_each_other_share_the_limit() {
     run(async {
         let mut server = RedisServer::build().tcp().start();
         let url = format!("redis://{}", server.tcp_address());
@@ -166,7 +166,7 @@ fn refuse_writes(server: &RedisServer, refuse: bool) {
 }
 
 #[test]
-fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for_it() {
+fn debts_are_settled_once_if_the_limit_settles() {
     run(async {
         let server = RedisServer::build().tcp().start();
         let url = format!("redis://{}", server.tcp_address());
@@ -184,7 +184,7 @@ fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for
         }
         assert_eq!(guard.stats().debt, 20);
         refuse_writes(&server, false);
-        // Nobody has to ask for it.
+        // No request has to ask for it.
         until("the debt is settled", async || guard.stats().debt == 0).await;
         assert_eq!((guard.stats().debt_settled, guard.stats().debt_lost), (20, 0));
         let remaining = async |limiter: &Limiter| {
@@ -205,7 +205,7 @@ fn what_was_admitted_alone_is_taken_from_the_store_once_where_the_limit_asks_for
 }
 
 #[test]
-fn beyond_what_may_wait_callers_are_answered_at_once() {
+fn callers_beyond_the_queue_limit_are_answered_at_once() {
     run(async {
         let server = RedisServer::build().tcp().start();
         let url = format!("redis://{}", server.tcp_address());

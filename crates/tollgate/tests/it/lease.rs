@@ -86,7 +86,7 @@ fn a_hundred_on_one_node_and_then_on_the_others_are_exactly_a_hundred() {
 }
 
 #[test]
-fn what_one_node_has_borrowed_and_does_not_need_the_others_get() {
+fn unused_leases_of_one_node_go_to_other_nodes() {
     run(async {
         for consistency in [Consistency::Lease, Consistency::LeaseFast] {
             let server = RedisServer::start();
@@ -103,7 +103,7 @@ fn what_one_node_has_borrowed_and_does_not_need_the_others_get() {
                 admitted += nodes[1].ask_until_denied(3_000).await + nodes[2].ask_until_denied(3_000).await;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // Whoever asks now is denied, wherever it is.
+            // Every request is denied now, on every node.
             for node in &nodes {
                 admitted += node.ask_until_denied(10).await;
             }
@@ -188,7 +188,7 @@ fn a_lease_is_spent_while_the_store_is_gone_and_then_the_failure_mode_counts() {
 }
 
 #[test]
-fn what_is_left_at_the_end_is_given_back() {
+fn leases_are_given_back_on_close() {
     run(async {
         let server = RedisServer::start();
         let nodes = three(&server, bucket(10_000), Consistency::Lease).await;

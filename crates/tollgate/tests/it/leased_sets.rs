@@ -130,7 +130,7 @@ fn a_denial_by_one_limit_takes_nothing_from_leased_ones() {
 }
 
 #[test]
-fn callers_who_leave_while_the_store_decides_lose_no_leased_permit() {
+fn callers_that_leave_while_the_store_decides_lose_no_leased_permit() {
     run(async {
         let server = RedisServer::build().tcp().start();
         let proxy = ChaosProxy::start(server.tcp_address(), 1);
@@ -164,7 +164,7 @@ fn callers_who_leave_while_the_store_decides_lose_no_leased_permit() {
 }
 
 #[test]
-fn what_is_only_counted_holds_up_no_request_that_is_decided_by_leases() {
+fn counted_only_checks_delay_no_request_that_leases_decide() {
     run(async {
         let server = RedisServer::build().tcp().start();
         let node = Node::start(&format!("redis://{}", server.tcp_address()), PATIENT).await;
@@ -245,7 +245,7 @@ fn rules_in_shadow_are_counted_after_the_answer_to_a_leased_request() {
 }
 
 #[test]
-fn a_limit_that_is_removed_while_a_request_is_under_way_decides_on_it_all_the_same() {
+fn limit_removed_during_a_request_still_decides_on_it() {
     run(async {
         let server = RedisServer::build().tcp().start();
         let node = Node::start(&format!("redis://{}", server.tcp_address()), PATIENT).await;

@@ -8,8 +8,8 @@ use tollgate::algorithm::Algorithm;
 use tollgate::lease::Lease;
 use tollgate::{
     Ask, Clock, Consistency, Decision, FixedWindow, Grant, IntervalBucket, LeakyBucket, LeakyMode,
-    LeaseRequest, LeaseTerms, Limit, Micros, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter,
-    SlidingCounter, State, Timestamp, TokenBucket,
+    LeaseRequest, LeaseTerms, Limit, Micros, Outcome, Rate, RateLimiter, RedisConfig, RedisEngine,
+    RedisLimiter, SlidingCounter, State, Timestamp, TokenBucket,
 };
 use tollgate_testkit::{Random, RedisServer, ServerProgram, long_or};
 
@@ -26,7 +26,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Whoever `takes` keeps that the limit has changed.
+    /// A step that `takes` stores the state under the new limit.
     fn with<T>(
         &mut self,
         takes: bool,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use redis::Connection;
 use tollgate::{
-    Ask, Clock, Limit, Micros, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, Timestamp,
+    Ask, Clock, Limit, Micros, Rate, RateLimiter, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
+    Timestamp,
 };
 use tollgate_testkit::RedisServer;
 

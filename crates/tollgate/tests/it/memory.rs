@@ -116,7 +116,7 @@ proptest! {
             clock.advance(Micros::new(advance));
             let now = clock.now();
             let state = states.entry((which, key)).or_insert_with(|| limits[which].fresh(now));
-            // A state that is as good as none may be forgotten at any time.
+            // A state that decides like a missing one may be dropped at any time.
             if limits[which].full_at(state) <= now {
                 *state = limits[which].fresh(now);
             }
@@ -178,7 +178,7 @@ fn many_threads_on_many_keys_admit_exactly_the_limit_of_each_while_keys_come_and
 }
 
 #[test]
-fn a_flood_of_new_keys_frees_nobody_who_is_at_a_limit() {
+fn flood_of_new_keys_cannot_evict_keys_at_their_limit() {
     let clock = clock();
     let engine = engine(10_000, &clock);
     let limiter = engine
@@ -198,7 +198,7 @@ fn a_flood_of_new_keys_frees_nobody_who_is_at_a_limit() {
 }
 
 #[test]
-fn what_is_full_again_goes_before_what_is_not() {
+fn full_keys_are_dropped_before_other_keys() {
     let clock = clock();
     let engine = engine(10_000, &clock);
     let slow =
@@ -219,7 +219,7 @@ fn what_is_full_again_goes_before_what_is_not() {
 }
 
 #[test]
-fn keys_leave_by_themselves_and_give_their_memory_back() {
+fn full_keys_leave_and_free_their_memory() {
     for limit in limits().into_iter().filter(|limit| limit.size() == 10) {
         let clock = clock();
         let engine = engine(100_000, &clock);
@@ -241,7 +241,7 @@ fn keys_leave_by_themselves_and_give_their_memory_back() {
 }
 
 #[test]
-fn asking_what_is_left_takes_and_creates_nothing() {
+fn remaining_takes_nothing_and_creates_no_state() {
     for limit in limits() {
         let engine = engine(1_000, &clock());
         let limiter = engine.limiter("api", limit).unwrap();
@@ -319,7 +319,7 @@ proptest! {
                 let key = key % 4;
                 clock.advance(Micros::new(advance));
                 let now = clock.now();
-                // A state that is as good as none may be forgotten at any time.
+                // A state that decides like a missing one may be dropped at any time.
                 states.retain(|_, (under, state)| under.full_at(state) > now);
                 let found = match states.get(&key) {
                     Some((under, state)) => limit.migrate(under, state.clone(), now),

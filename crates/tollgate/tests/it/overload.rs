@@ -95,7 +95,7 @@ fn a_store_without_room_for_clients_never_fails_open() {
 }
 
 #[test]
-fn a_store_that_refuses_connections_or_credentials_fails_as_the_limit_says() {
+fn refused_connections_or_credentials_use_the_failure_mode() {
     run(async {
         let mut server = RedisServer::build().tcp().users(&["user default on >s3cret ~* &* +@all"]).start();
         let (_guard, open) = fails_open(&server, ":s3cret@").await;
@@ -110,7 +110,7 @@ fn a_store_that_refuses_connections_or_credentials_fails_as_the_limit_says() {
 }
 
 #[test]
-fn a_cut_link_fails_as_the_limit_says_once_no_connection_can_be_opened() {
+fn cut_link_uses_the_failure_mode_once_no_connection_can_be_opened() {
     if !Network::is_available() {
         return;
     }
@@ -174,7 +174,7 @@ fn every_check_is_answered_within_its_deadline() {
     });
 }
 
-/// The queue of connections that a stopped server has not accepted is full soon, and nobody can connect any more.
+/// The accept queue of a stopped server is soon full, and no client can connect any more.
 #[test]
 fn a_store_that_stays_stopped_never_fails_open() {
     run(async {
@@ -193,7 +193,7 @@ fn a_store_that_stays_stopped_never_fails_open() {
 }
 
 #[test]
-fn a_store_that_fails_every_check_is_not_well_however_seldom_it_is_asked() {
+fn store_that_fails_every_check_is_unhealthy_however_rarely_it_is_asked() {
     run(async {
         let server = RedisServer::build().tcp().args(&["--maxmemory-policy", "noeviction"]).start();
         let (guard, open) = fails_open(&server, "").await;

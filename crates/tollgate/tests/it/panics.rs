@@ -1,10 +1,12 @@
-//! A caller that panics leaves no key behind that nobody can ask for.
+//! A caller that panics leaves no key locked.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tollgate::{Backend, Basis, Consistency, GuardConfig, Limit, LimitSettings, Rate, TokenBucket};
+use tollgate::{
+    Backend, Basis, Consistency, GuardConfig, Limit, LimitSettings, Rate, RateLimiter, TokenBucket,
+};
 use tollgate_testkit::RedisServer;
 
 use crate::fake::{Node, run_paused, until};

@@ -18,11 +18,11 @@ fn keys_on(cluster: &Cluster, scope: &str, primary: SocketAddr, count: usize) ->
 }
 
 #[test]
-fn debts_to_a_dead_server_hold_up_no_others_and_cost_no_calls() {
+fn debts_to_a_dead_server_delay_no_others_and_cost_no_calls() {
     run(async {
         let mut cluster = Cluster::start();
         for node in cluster.nodes() {
-            // Nobody takes over from the dead one: its replica is told to stay a replica.
+            // No server takes over from the dead one: its replica is told to stay a replica.
             cluster.node(node).cli(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
         }
         let [dead, well] = [0, 16_000].map(|slot| cluster.primary_of(slot));

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{
-    Backend, Check, FixedWindow, Limit, RedisEngine, RedisLimiter, SlidingLog, StoreError, TokenBucket,
-    Verdicts,
+    Backend, Check, FixedWindow, Limit, RateLimiter, RedisEngine, RedisLimiter, SlidingLog, StoreError,
+    TokenBucket, Verdicts,
 };
 use tollgate_testkit::{Random, RedisServer};
 
@@ -13,7 +13,7 @@ use crate::guard::until;
 use crate::run;
 use crate::store::engine;
 
-/// Four limits of a subject: three that are large, and a bucket of so many permits that does not refill while the test runs.
+/// Four limits of a subject: three large ones, and a bucket of `permits` that does not refill while the test runs.
 fn four(engine: &RedisEngine, permits: u64) -> [RedisLimiter; 4] {
     let bucket = |permits| Limit::TokenBucket(TokenBucket::new(permits, "1/1h".parse().unwrap()).unwrap());
     [
@@ -40,7 +40,7 @@ async fn connected(server: &RedisServer) -> RedisEngine {
 }
 
 #[test]
-fn equal_requests_go_together_and_each_is_decided_for_itself() {
+fn equal_requests_share_a_call_and_each_is_decided_alone() {
     run(async {
         let server = RedisServer::start();
         let engine = connected(&server).await;
@@ -99,7 +99,7 @@ fn requests_that_share_a_key_go_together() {
 }
 
 #[test]
-fn a_denial_of_one_limit_is_remembered_for_every_request_that_has_it() {
+fn denial_of_one_limit_is_cached_for_every_request_that_has_it() {
     run(async {
         let server = RedisServer::start();
         let engine = connected(&server).await;
@@ -126,7 +126,7 @@ fn a_denial_of_one_limit_is_remembered_for_every_request_that_has_it() {
             "200 denied requests made {} calls",
             engine.stats().calls - calls
         );
-        // What is only counted denies nobody, and is not in the way.
+        // A counted-only check denies no request and delays none.
         let counted = Check::new(exhausted.id(), "user:1", 1).counted_only();
         let decisions = engine.decide(&[Check::new(own.id(), "user:2", 1), counted]).await.unwrap();
         assert!(decisions[0].is_some_and(|it| it.is_admitted()));
@@ -137,7 +137,7 @@ fn a_denial_of_one_limit_is_remembered_for_every_request_that_has_it() {
 }
 
 #[test]
-fn callers_who_leave_take_nothing() {
+fn callers_that_leave_take_nothing() {
     run(async {
         let server = RedisServer::start();
         let engine = connected(&server).await;

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Backend, Check, Limit, Outcome, Rate, RedisConfig, RedisEngine, RedisLimiter, SlidingLog, StoreError,
-    TlsConfig, TokenBucket,
+    Backend, Check, Limit, Outcome, Rate, RateLimiter, RedisConfig, RedisEngine, RedisLimiter, SlidingLog,
+    StoreError, TlsConfig, TokenBucket,
 };
 use tollgate_testkit::{Cluster, RedisServer, SentinelTrio, ServerProgram, TlsFiles};
 
@@ -42,7 +42,7 @@ pub(crate) fn slow_bucket(engine: &RedisEngine) -> RedisLimiter {
 }
 
 #[test]
-fn an_unreachable_store_is_said_at_once_and_found_as_soon_as_it_is_there() {
+fn unreachable_store_fails_at_once_and_is_used_as_soon_as_it_is_up() {
     run(async {
         let mut server = RedisServer::build().tcp().start();
         let url = format!("redis://{}", server.tcp_address());
@@ -136,7 +136,7 @@ fn the_least_privileges_are_enough_over_tls_with_a_client_certificate() {
 }
 
 #[test]
-fn a_foreign_value_fails_the_check_and_is_left_alone() {
+fn foreign_value_fails_the_check_and_stays_unchanged() {
     run(async {
         let server = RedisServer::start();
         let engine = engine(&server.url());
@@ -193,7 +193,7 @@ fn forgotten_scripts_are_loaded_again_without_a_second_decision() {
 }
 
 #[test]
-fn where_scripts_may_not_read_the_time_it_is_estimated() {
+fn time_is_estimated_if_scripts_may_not_read_it() {
     run(async {
         let build = || RedisServer::build().program(ServerProgram::Redis62);
         let server = build().args(&["--lua-replicate-commands", "no"]).start();
@@ -211,7 +211,7 @@ fn where_scripts_may_not_read_the_time_it_is_estimated() {
 }
 
 #[test]
-fn what_one_node_changes_is_seen_by_others_that_remember_a_denial() {
+fn changes_by_one_node_are_seen_by_nodes_with_a_cached_denial() {
     run(async {
         let server = RedisServer::start();
         let (one, other) = (slow_bucket(&engine(&server.url())), slow_bucket(&engine(&server.url())));
@@ -243,7 +243,7 @@ fn what_one_node_changes_is_seen_by_others_that_remember_a_denial() {
 }
 
 #[test]
-fn a_raised_limit_does_not_meet_what_the_old_one_remembers() {
+fn raised_limit_ignores_cached_denials_of_the_old_one() {
     run(async {
         let server = RedisServer::start();
         let engine = engine(&server.url());
@@ -262,7 +262,7 @@ fn a_raised_limit_does_not_meet_what_the_old_one_remembers() {
 }
 
 #[test]
-fn a_caller_who_leaves_takes_nobody_along() {
+fn caller_that_leaves_cancels_no_other_request() {
     run(async {
         let server = RedisServer::start();
         let engine = engine(&server.url());
@@ -287,7 +287,7 @@ fn a_caller_who_leaves_takes_nobody_along() {
 }
 
 #[test]
-fn a_store_that_stands_still_costs_no_more_than_the_deadline() {
+fn stalled_store_costs_no_more_than_the_deadline() {
     run(async {
         let server = RedisServer::start();
         let engine = engine_with(&server.url(), |config| config.deadline = Duration::from_millis(50));
@@ -436,7 +436,7 @@ fn a_server_that_may_not_write_is_asked_again_without_a_storm() {
 }
 
 #[test]
-fn a_connection_that_died_while_nobody_asked_is_opened_again_before_somebody_does() {
+fn idle_dead_connection_is_reopened_before_the_next_request() {
     run(async {
         let mut server = RedisServer::start();
         let engine = engine(&server.url());
@@ -449,12 +449,12 @@ fn a_connection_that_died_while_nobody_asked_is_opened_again_before_somebody_doe
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         engine.connected(Duration::from_secs(5)).await.unwrap();
-        assert!(limiter.try_acquire("user:1", 1).await.is_ok(), "nobody had to fail for it");
+        assert!(limiter.try_acquire("user:1", 1).await.is_ok(), "no request had to fail for it");
     });
 }
 
 #[test]
-fn a_key_that_stands_twice_among_several_limits_is_asked_for_the_sum() {
+fn key_that_occurs_twice_in_a_request_is_asked_for_the_sum() {
     run(async {
         let server = RedisServer::start();
         let engine = engine(&server.url());
@@ -536,7 +536,7 @@ const ODD_NUMBERS: [&str; 9] =
     ["nan", "-nan", "inf", "-inf", "1e300", "-1e300", "9007199254740993", "1.5", "x"];
 
 #[test]
-fn odd_numbers_in_a_state_hold_up_no_server_and_leave_no_key_without_time_to_live() {
+fn odd_numbers_in_a_state_block_no_server_and_leave_no_key_without_time_to_live() {
     run(async {
         let server = RedisServer::start();
         let engine = engine(&server.url());
@@ -556,7 +556,7 @@ fn odd_numbers_in_a_state_hold_up_no_server_and_leave_no_key_without_time_to_liv
                     limiter.reset("user:1").await.unwrap();
                     limiter.try_acquire("user:1", 1).await.unwrap();
                     server.cli(&["HSET", &key, field, odd]);
-                    // Whether it is refused or understood: it is answered, and so is everybody else.
+                    // Whether it is rejected or understood, it is answered, and so are all other requests.
                     let answered = limiter.try_acquire("user:1", 1).await;
                     let context = format!("{name}: {field} = {odd}: {answered:?}");
                     assert!(!matches!(answered, Err(tollgate::StoreError::Timeout(_))), "{context}");

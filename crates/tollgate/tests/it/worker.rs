@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tollgate::{Limit, RedisConfig, RedisEngine};
+use tollgate::{Limit, RateLimiter, RedisConfig, RedisEngine};
 use tollgate_testkit::{Process, wait_at_most};
 
 use crate::limits::named_limit;

@@ -1,5 +1,6 @@
 //! What each limit lets through, in figures.
 
+use tollgate::algorithm::Algorithm;
 use tollgate::rules::PolicyParts;
 use tollgate::{Cycle, LeakyMode, Limit, Micros, Rate, SlidingCounter};
 
@@ -40,7 +41,17 @@ pub fn figures(checked: &CheckedPolicy) -> Vec<String> {
 fn line(checked: &CheckedPolicy, parts: &PolicyParts, name: &str, number: usize) -> String {
     let limit = &parts.limits[number].limit;
     let Figures { at_once, per_second, window, at_most, hint } = of(limit, checked.rates[number]);
-    let algorithm = limit.algorithm();
+    let algorithm = match limit {
+        Limit::CalendarQuota(it) => {
+            let unit = match it.calendar().cycle() {
+                Cycle::Day => "day",
+                Cycle::Week { .. } => "week",
+                Cycle::Month { .. } => "month",
+            };
+            format!("calendar quota per {unit} of {}", it.calendar().zone_name())
+        }
+        other => other.algorithm().to_string(),
+    };
     let per_second = significant(per_second);
     format!(
         "  {name}: {algorithm}: {at_once} at once, {per_second} per second sustained, at most {at_most} in any {window}{hint}"
@@ -99,8 +110,8 @@ fn of(limit: &Limit, rate: Option<Rate>) -> Figures {
 /// It takes all permits at the end of one part of the window. At the end of the part that is a window later, their weight is that of
 /// one tick, rounded up.
 fn around_an_edge(counter: &SlidingCounter) -> u64 {
-    let limit = u128::from(counter.limit());
-    let part = u128::from(counter.window().get() / u64::from(counter.sub_buckets()));
+    let limit = u128::from(counter.size());
+    let part = u128::from(counter.horizon().get() / u64::from(counter.sub_buckets()));
     let left = (limit * u128::from(counter.tick())).div_ceil(part);
     u64::try_from(2 * limit - left).unwrap_or(u64::MAX)
 }

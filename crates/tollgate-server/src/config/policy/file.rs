@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::text::{AlgorithmText, FactorText, LimitItem, Many, NewSubjectsText, PercentText};
+use super::text::{
+    AlgorithmText, AnchorText, FactorText, LimitItem, LimitText, Many, MethodName, NewSubjectsText,
+    PercentText, QuotaText,
+};
 use crate::config::file::{ConsistencyName, OnStoreFailure};
-use crate::config::limits::Refill;
+use crate::config::limits::{Refill, Settings};
 use crate::config::text::{DurationText, NetworkText};
 
 /// Which limits a request is checked against, and whose they are.
@@ -27,7 +30,7 @@ pub(in crate::config) struct PolicyFile {
     pub default: Option<Many<LimitItem>>,
     /// Tiers of users, each with its limits, or `unlimited`. Several families of tiers are written under `families`.
     pub tiers: BTreeMap<String, Many<LimitItem>>,
-    /// The tier of who has none, or one that is not known; the smallest if not set.
+    /// The tier of callers that have none, or an unknown one; the smallest tier if not set.
     pub default_tier: Option<String>,
     /// Users whose tier is settled here.
     pub members: BTreeMap<String, String>,
@@ -48,6 +51,19 @@ pub(in crate::config) struct PolicyFile {
     pub settle_debt: Option<bool>,
     /// For every rule that does not say it itself.
     pub max_new_subjects: Option<NewSubjectsText>,
+}
+
+impl PolicyFile {
+    /// The settings for every rule that does not have its own.
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            consistency: self.consistency,
+            on_store_failure: self.on_store_failure,
+            settle_debt: self.settle_debt,
+            max_new_subjects: self.max_new_subjects,
+            ..Settings::default()
+        }
+    }
 }
 
 /// Serializes rules without the fields that say nothing, one rule at a time: all fields of thousands of rules would take tens of
@@ -96,6 +112,8 @@ pub(in crate::config) struct RuleFields {
     pub max_wait: Option<DurationText>,
     /// Whether the rules after it are left out where it applies.
     pub stop: bool,
+    /// Names of rules that do not apply where this one does.
+    pub replaces: Many<String>,
     /// The status (400 to 499) of the refusal if the request has none of the keys; without it the rule is left out then.
     pub deny_empty_key: Option<u16>,
     /// `shadow`: counted, never enforced.
@@ -124,6 +142,20 @@ pub(in crate::config) struct RuleFields {
     pub max_new_subjects: Option<NewSubjectsText>,
 }
 
+impl RuleFields {
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            consistency: self.consistency,
+            lease_ceiling: self.lease_ceiling,
+            failover_guard: self.failover_guard,
+            on_store_failure: self.on_store_failure,
+            settle_debt: self.settle_debt,
+            deadline: self.deadline,
+            max_new_subjects: self.max_new_subjects,
+        }
+    }
+}
+
 /// Where a tier comes from.
 #[derive(Deserialize, Serialize, JsonSchema, Clone, Copy, Debug)]
 #[serde(rename_all = "snake_case")]
@@ -150,6 +182,7 @@ pub(in crate::config) struct MatchFields {
     /// /api/login, /api/*/items, /users/{id}, /static/**
     pub path: Many<String>,
     /// GET, POST
+    #[schemars(with = "Many<MethodName>")]
     pub method: Many<String>,
     /// api.example.com, *.example.com
     pub host: Many<String>,
@@ -159,6 +192,8 @@ pub(in crate::config) struct MatchFields {
     pub query: BTreeMap<String, Many<String>>,
     /// Attributes by name; * for any value, !VALUE for any other, or none.
     pub attribute: BTreeMap<String, Many<String>>,
+    /// The names of all attributes that the request has, in this order. A request with further attributes does not match.
+    pub attribute_names: Option<Vec<String>>,
     /// Networks of the client: 10.0.0.0/8
     pub cidr: Many<NetworkText>,
     /// Tiers of the request.
@@ -186,7 +221,7 @@ pub(in crate::config) enum Exclusion {
     /// A path.
     Path(String),
     /// Conditions.
-    Match(MatchFields),
+    Match(Box<MatchFields>),
 }
 
 /// A family of tiers.
@@ -195,7 +230,7 @@ pub(in crate::config) enum Exclusion {
 pub(in crate::config) struct FamilyFields {
     /// Each with its limits, or `unlimited`.
     pub tiers: BTreeMap<String, Many<LimitItem>>,
-    /// The tier of who has none, or one that is not known; the smallest if not set.
+    /// The tier of callers that have none, or an unknown one; the smallest tier if not set.
     pub default: Option<String>,
     /// Whose tiers they are.
     pub of: FamilyOf,
@@ -219,14 +254,14 @@ pub(in crate::config) enum FamilyOf {
 #[serde(default, deny_unknown_fields)]
 pub(in crate::config) struct LimitFields {
     /// 100/min, 50/s burst 100
-    pub limit: Option<super::text::LimitText>,
+    pub limit: Option<LimitText>,
     /// In place of `limit`: so many for each day, week or month of the calendar: 10000/month
-    pub quota: Option<super::text::QuotaText>,
+    pub quota: Option<QuotaText>,
     /// Of a quota: whose calendar, as an IANA name such as Asia/Seoul; UTC if not set.
     pub zone: Option<String>,
     /// Of a quota: the day on which it begins: a weekday (monday if not set), or a day of the month (1 if not set; in shorter months
     /// their last).
-    pub anchor: Option<super::text::AnchorText>,
+    pub anchor: Option<AnchorText>,
     /// The most permits at once, of TOKEN_BUCKET and LEAKY_BUCKET; those of one period if not set.
     pub burst: Option<u64>,
     /// TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COUNTER. If not set: TOKEN_BUCKET with `burst` or
@@ -246,7 +281,7 @@ pub(in crate::config) struct LimitFields {
 
 impl LimitFields {
     /// The limit by itself, if nothing else is said of it.
-    pub(super) fn in_a_word(&self) -> Option<super::text::LimitText> {
+    pub(super) fn in_a_word(&self) -> Option<LimitText> {
         let bare = Self { limit: self.limit, ..Self::default() };
         self.limit.filter(|_| *self == bare)
     }

@@ -2,26 +2,26 @@
 
 use tollgate::{
     AlgorithmName, Calendar, CalendarQuota, FixedWindow, IntervalBucket, LeakyBucket, LeakyMode, Limit,
-    LimitError, LimitSettings, Rate, SlidingCounter, SlidingLog, TokenBucket,
+    LimitError, Rate, SlidingCounter, SlidingLog, TokenBucket,
 };
 
-use super::StoreDefaults;
-use super::file::{LimitFields, PolicyFile, RuleFields};
-use super::text::{AlgorithmText, FactorText, LimitItem, LimitText, Many, QuotaText, Unit};
-use crate::config::limits::{Refill, Settings};
-
-/// What a limit has that does not say it itself.
-#[derive(Clone, Copy)]
-pub(super) struct Defaults {
-    pub(super) algorithm: Option<AlgorithmText>,
-}
+use super::file::LimitFields;
+use super::text::{AlgorithmText, Factor, LimitItem, Many, Quota, RateAndBurst, Unit};
+use crate::config::limits::Refill;
+use crate::config::text::{Text, Written};
 
 /// The limit that fields stand for, or why they stand for none.
-pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, String> {
+///
+/// This is the only place where limits are made: those of rules, of tiers and of the plain API. `default` is the algorithm of a limit that
+/// names none.
+pub(in crate::config) fn make_limit(
+    fields: &LimitFields,
+    default: Option<AlgorithmText>,
+) -> Result<Limit, String> {
     if let Some(quota) = fields.quota {
-        return make_quota(fields, quota);
+        return make_quota(fields, quota.0);
     }
-    let Some(LimitText { rate, burst }) = fields.limit else {
+    let Some(Text(RateAndBurst { rate, burst })) = fields.limit else {
         return Err("needs `limit: 100/min`, or `quota: 10000/month`".to_owned());
     };
     if fields.zone.is_some() || fields.anchor.is_some() {
@@ -36,7 +36,7 @@ pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, St
         true => AlgorithmName::TokenBucket,
         false => AlgorithmName::SlidingWindowCounter,
     };
-    let algorithm = fields.algorithm.or(defaults.algorithm).map_or(unnamed, |it| it.0);
+    let algorithm = fields.algorithm.or(default).map_or(unnamed, |it| it.0);
     check_fields(fields, burst, algorithm)?;
     let size = burst.unwrap_or(rate.permits());
     let made: Result<Limit, LimitError> = match algorithm {
@@ -64,9 +64,9 @@ pub(super) fn make(fields: &LimitFields, defaults: Defaults) -> Result<Limit, St
 }
 
 /// So many for each period of a calendar.
-fn make_quota(fields: &LimitFields, quota: QuotaText) -> Result<Limit, String> {
+fn make_quota(fields: &LimitFields, quota: Quota) -> Result<Limit, String> {
     let LimitFields { zone, anchor, .. } = fields.clone();
-    let own = LimitFields { quota: Some(quota), zone, anchor, ..LimitFields::default() };
+    let own = LimitFields { quota: Some(Text(quota)), zone, anchor, ..LimitFields::default() };
     if *fields != own {
         return Err("a quota has a zone and an anchor, and nothing else beside it".to_owned());
     }
@@ -76,7 +76,7 @@ fn make_quota(fields: &LimitFields, quota: QuotaText) -> Result<Limit, String> {
     made.map(Limit::CalendarQuota).map_err(|why| why.to_string())
 }
 
-/// Fields of other algorithms would be read by nobody.
+/// Refuses fields of other algorithms, which would have no effect.
 fn check_fields(fields: &LimitFields, burst: Option<u64>, algorithm: AlgorithmName) -> Result<(), String> {
     use AlgorithmName::{FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket};
     let windows = [FixedWindow, SlidingWindow, SlidingWindowCounter];
@@ -97,20 +97,21 @@ fn check_fields(fields: &LimitFields, burst: Option<u64>, algorithm: AlgorithmNa
 }
 
 /// A part of a limit, rounded down.
-pub(super) fn part_of(fields: &LimitFields, factor: FactorText) -> Result<LimitFields, String> {
+pub(super) fn part_of(fields: &LimitFields, factor: Factor) -> Result<LimitFields, String> {
     let cut = |permits: u64| {
         let part = u128::from(permits) * u128::from(factor.part) / u128::from(factor.whole);
         u64::try_from(part).unwrap_or(u64::MAX)
     };
-    let too_small =
-        |what: &str, permits: u64| Err(format!("{factor} of {what} {permits} leaves less than 1 permit"));
-    if let Some(quota) = fields.quota {
+    let too_small = |what: &str, permits: u64| {
+        Err(format!("{} of {what} {permits} leaves less than 1 permit", factor.to_text()))
+    };
+    if let Some(Text(quota)) = fields.quota {
         return match cut(quota.permits) {
             0 => too_small("the quota", quota.permits),
-            permits => Ok(LimitFields { quota: Some(QuotaText { permits, ..quota }), ..fields.clone() }),
+            permits => Ok(LimitFields { quota: Some(Text(Quota { permits, ..quota })), ..fields.clone() }),
         };
     }
-    let Some(LimitText { rate, burst }) = fields.limit else { return Ok(fields.clone()) };
+    let Some(Text(RateAndBurst { rate, burst })) = fields.limit else { return Ok(fields.clone()) };
     let Ok(less) = Rate::new(cut(rate.permits()), rate.per()) else {
         return too_small("the limit", rate.permits());
     };
@@ -119,39 +120,25 @@ pub(super) fn part_of(fields: &LimitFields, factor: FactorText) -> Result<LimitF
             return too_small("the burst", burst);
         }
     }
-    let limit = Some(LimitText { rate: less, burst: burst.map(cut) });
+    let limit = Some(Text(RateAndBurst { rate: less, burst: burst.map(cut) }));
     Ok(LimitFields { limit, burst: fields.burst.map(cut), ..fields.clone() })
 }
 
-/// Permits in a billion seconds, of the first limit: to find the smallest tier.
+/// Returns the permits that the first limit lets through in a billion seconds, to find the smallest tier.
 pub(super) fn speed(limits: &Many<LimitItem>) -> u128 {
     match limits.0.first() {
         Some(LimitItem::Limit(fields)) => {
-            let days = |quota: QuotaText| match quota.unit {
+            let days = |quota: Quota| match quota.unit {
                 Unit::Day => 1,
                 Unit::Week => 7,
                 Unit::Month => 30,
             };
-            let of_quota = fields.quota.map(|it| (it.permits, days(it) * 86_400_000_000));
-            let of_limit = fields.limit.map(|it| (it.rate.permits(), it.rate.per().get()));
+            let of_quota = fields.quota.map(|it| (it.0.permits, days(it.0) * 86_400_000_000));
+            let of_limit = fields.limit.map(|it| (it.0.rate.permits(), it.0.rate.per().get()));
             let (permits, per) = of_quota.or(of_limit).unwrap_or((0, 1));
             u128::from(permits) * 1_000_000_000_000_000 / u128::from(per)
         }
         Some(LimitItem::Unlimited) => u128::MAX,
         None => 0,
     }
-}
-
-/// How the limits of a rule are kept in a store: what the rule says, else the policy, else `api`.
-pub(super) fn settings(rule: &RuleFields, policy: &PolicyFile, defaults: StoreDefaults) -> LimitSettings {
-    let max_new_subjects = rule.max_new_subjects.or(policy.max_new_subjects).map(|it| it.0);
-    let settings = Settings {
-        consistency: rule.consistency.or(policy.consistency).or(defaults.consistency),
-        lease_ceiling: rule.lease_ceiling,
-        failover_guard: rule.failover_guard,
-        on_store_failure: rule.on_store_failure.or(policy.on_store_failure).or(defaults.on_store_failure),
-        settle_debt: rule.settle_debt.or(policy.settle_debt).or(defaults.settle_debt),
-        deadline: rule.deadline,
-    };
-    LimitSettings { max_new_subjects, ..settings.meaning() }
 }

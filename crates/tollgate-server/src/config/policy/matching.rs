@@ -8,11 +8,14 @@ use tollgate::rules::{
 use super::Report;
 use super::file::{IdentityName, MatchFields};
 use super::text::Many;
+use crate::config::check_network;
 use crate::config::mistakes::nearest;
+use crate::config::text::Text;
 use crate::identity::{self, IdentityConfig};
 
 /// The standard methods. Others are accepted, unless they look like a misspelled one of these.
-const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+pub(super) const METHODS: [&str; 9] =
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
 /// The conditions that fields stand for. What can never hold is a mistake.
 pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, report: Report<'_>) -> Match {
@@ -42,17 +45,8 @@ pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, repo
         }
         made.hosts.push(Glob::new(&host.to_ascii_lowercase()));
     }
-    for network in &fields.cidr.0 {
-        let net = network.0;
-        if net.trunc() != net {
-            let why = format!("{net} has bits beyond its prefix; did you mean {}?", net.trunc());
-            report(&format!("{at}.cidr"), why);
-        }
-        if let ipnet::IpNet::V6(v6) = net
-            && v6.network().to_ipv4_mapped().is_some()
-        {
-            report(&format!("{at}.cidr"), format!("{net}: write IPv4 networks as IPv4"));
-        }
+    for Text(net) in &fields.cidr.0 {
+        check_network(net, |why| report(&format!("{at}.cidr"), why));
         made.networks.extend(Network::new(net.addr(), net.prefix_len()));
     }
     for (number, tier) in fields.tier.0.iter().enumerate() {
@@ -94,11 +88,13 @@ pub(super) fn matching(fields: &MatchFields, families: &[Family], at: &str, repo
             made.values.push(ValueCondition { source, name: name.into(), any_of, none_of });
         }
     }
+    let names = fields.attribute_names.as_ref();
+    made.attribute_names = names.map(|names| names.iter().map(|name| name.as_str().into()).collect());
     made
 }
 
 /// Where an item of a list stands, or of what is no list.
-fn item<T>(at: &str, field: &str, many: &Many<T>, number: usize) -> String {
+pub(super) fn item<T>(at: &str, field: &str, many: &Many<T>, number: usize) -> String {
     match many.0.len() {
         1 => format!("{at}.{field}"),
         _ => format!("{at}.{field}.{number}"),
@@ -157,6 +153,11 @@ pub(super) fn never_has_key(matching: &Match, keys: &KeySpec) -> bool {
         && keys.0.iter().all(|parts| parts.contains(&KeyPart::User))
 }
 
+/// Whether a name can be part of a key. Callers choose the names of attributes, so these may have more than letters and digits.
+pub(crate) fn is_attribute_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"+{}%".contains(&byte))
+}
+
 fn key_part(text: &str, matching: &Match, identity: &IdentityConfig) -> Result<KeyPart, String> {
     let (kind, name) = text.split_once(':').map_or((text, None), |(kind, name)| (kind, Some(name.trim())));
     Ok(match (kind, name) {
@@ -173,7 +174,9 @@ fn key_part(text: &str, matching: &Match, identity: &IdentityConfig) -> Result<K
             }
         }
         ("query", Some(name)) if is_name(name) => KeyPart::Value(Source::Query, name.into()),
-        ("attribute", Some(name)) if is_name(name) => KeyPart::Value(Source::Attribute, name.into()),
+        ("attribute", Some(name)) if is_attribute_name(name) => {
+            KeyPart::Value(Source::Attribute, name.into())
+        }
         ("path", Some(name)) if is_name(name) => {
             let has = |pattern: &PathPattern| pattern.has_parameter(name);
             if matching.paths.is_empty() || !matching.paths.iter().all(has) {

@@ -5,31 +5,33 @@ mod figures;
 pub(super) mod file;
 mod limit;
 mod matching;
+mod reach;
 mod rule_limits;
 pub(super) mod text;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tollgate::rules::{
-    ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Limits, Match, Policy, PolicyParts, Rule,
-    RuleLimits,
+    ALL_KEYS, CHECKS_MAX, Crowd, Endpoint, KeyPart, KeySpec, Match, Policy, PolicyParts, Rule, RuleLimits,
 };
 use tollgate::{Limit, LimitSettings, Micros, Rate};
 
 pub use self::diff::diff;
 pub use self::figures::figures;
-use self::file::{Apply, Exclusion, Mode, PolicyFile, RuleFields};
-use self::matching::{keys, matching, never_has_key};
+pub(super) use self::file::LimitFields;
+use self::file::{Apply, Exclusion, MatchFields, Mode, PolicyFile, RuleFields};
+pub(super) use self::limit::make_limit;
+pub(crate) use self::matching::is_attribute_name;
+use self::matching::{item, keys, matching, never_has_key};
 use self::rule_limits::Of;
 use self::text::{LimitItem, Many};
-use crate::config::file::{ConsistencyName, OnStoreFailure};
+pub(super) use self::text::{NewSubjectsText, RateAndBurst};
+use crate::config::limits::Settings;
 use crate::config::log_limit::LOG_LIMIT_CEILING;
-use crate::identity::IdentityConfig;
+use crate::identity::{IdentityConfig, sha256};
 
 /// A policy, and how each of its limits is kept in a store.
 #[derive(Clone, Debug)]
@@ -75,53 +77,26 @@ pub(crate) fn notes(warnings: &[String], remarks: &[String], most: usize) -> Vec
 /// What a policy is read with: settings that do not change while the service runs.
 #[derive(Clone, Debug)]
 pub struct PolicyContext {
-    ipv6_prefix: u8,
-    identity: Arc<IdentityConfig>,
+    pub(super) ipv6_prefix: u8,
+    pub(super) identity: Arc<IdentityConfig>,
     /// The largest limit that a log may have.
-    log_limit_max: u64,
-    defaults: StoreDefaults,
-}
-
-/// How limits are kept in a store where neither the rule nor the policy says it: as `api` says for all limits.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::config) struct StoreDefaults {
-    pub(in crate::config) consistency: Option<ConsistencyName>,
-    pub(in crate::config) on_store_failure: Option<OnStoreFailure>,
-    pub(in crate::config) settle_debt: Option<bool>,
-}
-
-impl PolicyContext {
-    pub(crate) fn new(ipv6_prefix: u8, identity: Arc<IdentityConfig>) -> Self {
-        let defaults = StoreDefaults::default();
-        Self { ipv6_prefix, identity, log_limit_max: LOG_LIMIT_CEILING, defaults }
-    }
-
-    /// The same with the largest limit that logs may have in this service.
-    pub(crate) fn with_log_limit_max(self, log_limit_max: u64) -> Self {
-        Self { log_limit_max, ..self }
-    }
-
-    /// The same with what `api` says for all limits.
-    pub(in crate::config) fn with_defaults(self, defaults: StoreDefaults) -> Self {
-        Self { defaults, ..self }
-    }
+    pub(super) log_limit_max: u64,
+    /// How limits are kept in a store where neither the rule nor the policy says it.
+    pub(super) defaults: Settings,
 }
 
 impl Default for PolicyContext {
     /// As the service has it by default.
     fn default() -> Self {
         let identity = super::identity::validate(&super::identity::Identity::default(), &mut |_, _| ());
-        Self::new(64, Arc::new(identity))
+        let (log_limit_max, defaults) = (LOG_LIMIT_CEILING, Settings::default());
+        Self { ipv6_prefix: 64, identity: Arc::new(identity), log_limit_max, defaults }
     }
 }
 
 /// A short name for what was written.
 pub(super) fn version(value: &Value) -> String {
-    let mut hasher = Sha256::new();
-    // Hashing does not fail, and values are written without a copy of the whole.
-    let _ = serde_json::to_writer(&mut hasher, value);
-    let digest = hasher.finalize();
-    digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(value.to_string())[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What was written, without what only repeats a default.
@@ -147,7 +122,7 @@ fn without_nothing(value: Value) -> Value {
     }
 }
 
-/// Rules of one policy: far more than anybody keeps in mind.
+/// Rules of one policy. The index keeps matching fast up to this number.
 const RULES_MAX: usize = 10_000;
 /// Bytes of a name of a rule, a tier, an endpoint.
 const NAME_BYTES_MAX: usize = 64;
@@ -155,6 +130,8 @@ const NAME_BYTES_MAX: usize = 64;
 const KEYS_MAX: usize = 16;
 /// Endpoints of one policy: every factor of a rule is looked up among them.
 const ENDPOINTS_MAX: usize = 1_000;
+/// Entries of `replaces` in all rules: each is looked at for every request.
+const REPLACEMENTS_MAX: usize = 1_000;
 /// Reports a mistake: the field's path, and why.
 type Report<'a> = &'a mut dyn FnMut(&str, String);
 
@@ -187,11 +164,13 @@ pub(super) fn validate(
     building.endpoints();
     building.exclusions();
     building.rules();
+    building.replacements();
     building.default_rule();
     building.remark_on_unverified_api_keys();
     let Building { parts, settings, rates, remarks, mut warnings, .. } = building;
     let policy = Policy::new(parts);
     warnings.extend(policy.crowds().iter().map(warn_of));
+    warnings.extend(reach::unreachable(policy.parts()));
     let (written, text) = (Value::Null, "".into());
     CheckedPolicy { version, policy, settings, rates, remarks, warnings, written, text }
 }
@@ -241,7 +220,7 @@ impl<'a> Building<'a> {
         }
     }
 
-    fn matching(&mut self, field: &str, fields: &file::MatchFields) -> Match {
+    fn matching(&mut self, field: &str, fields: &MatchFields) -> Match {
         matching(fields, &self.parts.families, field, self.report)
     }
 
@@ -266,17 +245,14 @@ impl<'a> Building<'a> {
             let field = format!("exclude.{number}");
             let made = match exclusion {
                 Exclusion::Path(path) => {
-                    let fields = file::MatchFields { path: Many(vec![path.clone()]), ..Default::default() };
+                    let fields = MatchFields { path: Many(vec![path.clone()]), ..MatchFields::default() };
                     matching(&fields, &self.parts.families, &field, &mut |_, why| (self.report)(&field, why))
                 }
-                Exclusion::Match(fields) => {
-                    let made = self.matching(&field, fields);
-                    if made.is_everything() {
-                        self.wrong(&field, "would exclude everything");
-                    }
-                    made
-                }
+                Exclusion::Match(fields) => self.matching(&field, fields),
             };
+            if matches!(exclusion, Exclusion::Match(_)) && made.is_everything() {
+                self.wrong(&field, "would exclude everything");
+            }
             self.parts.exclusions.push(made);
         }
     }
@@ -298,14 +274,33 @@ impl<'a> Building<'a> {
                 self.wrong(&format!("{at}.name"), why);
             }
             let rule = self.rule(&at, fields);
+            self.remarks.extend(reach::remark_on_anonymous(&rule));
             if let Some(earlier) = all_stop_at {
                 self.wrong(&at, format!("can never apply: every request stops at the rule {earlier}"));
             }
-            let takes_all = rule.matching.is_everything() && always_decides(&rule);
+            let takes_all = rule.matching.is_everything() && reach::decides(&rule, false);
             if takes_all && (rule.stop || self.parts.first_match) {
                 all_stop_at = all_stop_at.or(Some(&fields.name));
             }
             self.parts.rules.push(rule);
+        }
+    }
+
+    fn replacements(&mut self) {
+        let rules = &self.file.rules;
+        if rules.iter().map(|rule| rule.replaces.0.len()).sum::<usize>() > REPLACEMENTS_MAX {
+            self.wrong("rules", format!("at most {REPLACEMENTS_MAX} entries of `replaces` in all rules"));
+            return;
+        }
+        for (number, rule) in rules.iter().enumerate() {
+            for (position, name) in rule.replaces.0.iter().enumerate() {
+                let field = item(&format!("rules.{number}"), "replaces", &rule.replaces, position);
+                match rules.iter().position(|it| it.name == *name) {
+                    Some(other) if other == number => self.wrong(&field, "a rule cannot replace itself"),
+                    Some(other) => self.parts.replacements.push((number, other)),
+                    None => self.wrong(&field, format!("no rule is called {name}")),
+                }
+            }
         }
     }
 
@@ -323,11 +318,6 @@ impl<'a> Building<'a> {
         for (field, bad, why) in [
             ("cost", fields.cost == Some(0), "at least 1; `unlimited: true` takes nothing"),
             (
-                "lease_ceiling",
-                fields.lease_ceiling == Some(0),
-                "at least 1; `consistency: strict` borrows none",
-            ),
-            (
                 "deny_empty_key",
                 fields.deny_empty_key.is_some_and(|it| !(400..500).contains(&it)),
                 "a status from 400 to 499, such as 403",
@@ -337,7 +327,6 @@ impl<'a> Building<'a> {
                 fields.deny_empty_key.is_none() && never_has_key(&matching, &key),
                 "can never apply: an anonymous request has no user; `key: ip` counts it, `deny_empty_key: 403` refuses it",
             ),
-            ("deadline", fields.deadline.is_some_and(|it| it.0 < Duration::from_millis(1)), "at least 1ms"),
             (
                 "enforce",
                 fields.enforce.is_some() && fields.mode == Mode::Shadow,
@@ -367,7 +356,7 @@ impl<'a> Building<'a> {
             deny_empty_key: fields.deny_empty_key,
             enforced: match (fields.mode, fields.enforce) {
                 (Mode::Shadow, _) => 0,
-                (Mode::Enforce, Some(percent)) => percent.0,
+                (Mode::Enforce, Some(percent)) => percent.0.0,
                 (Mode::Enforce, None) => ALL_KEYS,
             },
             code: self.code(at, fields),
@@ -416,7 +405,8 @@ impl<'a> Building<'a> {
             self.remarks.push(remark.to_owned());
             return;
         };
-        let limits = self.limits(Of::rule(&fields, self.file, self.context), "default", written);
+        let of = Of::rule(&fields, "default", self.file, self.context.defaults, self.report);
+        let limits = self.limits(of, "default", written);
         self.parts.default = Some(Rule {
             name: fields.name.into(),
             matching: Match::default(),
@@ -430,11 +420,4 @@ impl<'a> Building<'a> {
             code: None,
         });
     }
-}
-
-/// Whether it decides on every request that it is for: every one has one of its keys, or is refused. What is only counted decides nothing.
-fn always_decides(rule: &Rule) -> bool {
-    let always = |parts: &Vec<KeyPart>| parts.iter().all(|part| matches!(part, KeyPart::Global));
-    let has_a_key = rule.deny_empty_key.is_some() || rule.key.0.iter().any(always);
-    rule.enforced >= ALL_KEYS && (has_a_key || rule.limits == RuleLimits::Own(Limits::Unlimited))
 }

@@ -4,9 +4,10 @@ use tollgate::rules::{Limits, RuleLimit, RuleLimits};
 use tollgate::{Limit, LimitSettings};
 
 use super::file::{PolicyFile, RuleFields};
-use super::limit::{Defaults, make, part_of, settings};
-use super::text::{FactorText, LimitItem, Many};
-use super::{Building, PolicyContext};
+use super::limit::{make_limit, part_of};
+use super::text::{AlgorithmText, Factor, LimitItem, Many};
+use super::{Building, Report};
+use crate::config::limits::Settings;
 use crate::config::log_limit;
 use crate::config::mistakes::listed;
 
@@ -30,18 +31,26 @@ pub(super) struct Of<'a> {
     rule: &'a str,
     part: Part<'a>,
     settings: LimitSettings,
-    defaults: Defaults,
+    /// The algorithm of limits that name none.
+    algorithm: Option<AlgorithmText>,
     /// A part of what is written, and where that is said.
-    factor: Option<(&'a str, FactorText)>,
+    factor: Option<(&'a str, Factor)>,
 }
 
 impl<'a> Of<'a> {
-    pub(super) fn rule(fields: &'a RuleFields, file: &PolicyFile, context: &PolicyContext) -> Self {
+    /// The rule's own settings win over those of the policy, and these over `defaults`.
+    pub(super) fn rule(
+        fields: &'a RuleFields,
+        at: &str,
+        file: &PolicyFile,
+        defaults: Settings,
+        report: Report<'_>,
+    ) -> Self {
         Self {
             rule: &fields.name,
             part: Part::Main,
-            settings: settings(fields, file, context.defaults),
-            defaults: Defaults { algorithm: fields.algorithm.or(file.algorithm) },
+            settings: fields.settings().or(file.settings()).or(defaults).validate(at, report),
+            algorithm: fields.algorithm.or(file.algorithm),
             factor: None,
         }
     }
@@ -75,7 +84,7 @@ impl Building<'_> {
             }
             return RuleLimits::Own(Limits::Unlimited);
         }
-        let of = Of::rule(fields, self.file, self.context);
+        let of = Of::rule(fields, at, self.file, self.context.defaults, self.report);
         if fields.tier.is_some() {
             return self.tier_limits(at, fields, of);
         }
@@ -136,7 +145,7 @@ impl Building<'_> {
                 self.wrong(&field, "no such endpoint; `endpoints` names them");
                 continue;
             };
-            let of = Of { part: Part::Endpoint(endpoint), factor: Some((&field, *factor)), ..of };
+            let of = Of { part: Part::Endpoint(endpoint), factor: Some((&field, factor.0)), ..of };
             factors.push((number, of_tiers(self, of)));
         }
         RuleLimits::OfTier { family, tiers, factors }
@@ -158,7 +167,7 @@ impl Building<'_> {
             used.dedup();
             if used.len() > 1 {
                 self.remarks.push(format!(
-                    "{rule}: its tiers differ in algorithm or calendar; whoever changes tier starts afresh with limit {}",
+                    "{rule}: its tiers differ in algorithm or calendar; a caller that changes tier starts afresh with limit {}",
                     position + 1
                 ));
             }
@@ -167,7 +176,7 @@ impl Building<'_> {
 
     /// Makes limits of what is written at a field, and files them.
     pub(super) fn limits(&mut self, of: Of<'_>, field: &str, written: &Many<LimitItem>) -> Limits {
-        let Of { rule, part, settings, defaults, factor } = of;
+        let Of { rule, part, settings, algorithm, factor } = of;
         let mut made = Vec::new();
         let has_unlimited = written.0.iter().any(|item| matches!(item, LimitItem::Unlimited));
         if has_unlimited && written.0.len() > 1 {
@@ -195,14 +204,14 @@ impl Building<'_> {
                 None => Ok(fields.clone()),
                 Some((_, factor)) => part_of(fields, factor),
             };
-            let made_of =
-                cut.and_then(|fields| Ok((make(&fields, defaults)?, fields.limit.map(|it| it.rate))));
+            let made_of = cut
+                .and_then(|fields| Ok((make_limit(&fields, algorithm)?, fields.limit.map(|it| it.0.rate))));
             let (limit, rate) = match made_of {
                 Ok(made) => made,
                 Err(why) => {
                     let at = factor.map_or(place.as_str(), |(at, _)| at);
                     // A tier's limit that is wrong by itself is said of the tier, not of each factor.
-                    if factor.is_none() || make(fields, defaults).is_ok() {
+                    if factor.is_none() || make_limit(fields, algorithm).is_ok() {
                         self.wrong(at, why);
                     }
                     continue;
@@ -211,8 +220,8 @@ impl Building<'_> {
             if let Some(why) = log_limit::refusal(&limit, self.context.log_limit_max) {
                 self.wrong(&place, why);
             }
-            if settings.failover_guard && matches!(limit, Limit::SlidingLog(_)) {
-                self.wrong(&place, "a log has no failover guard; SLIDING_WINDOW_COUNTER does");
+            if let Some(why) = log_limit::guard_refusal(&limit, &settings) {
+                self.wrong(&place, why);
             }
             self.distinct.insert(limit);
             if self.distinct.len() > DISTINCT_MAX {

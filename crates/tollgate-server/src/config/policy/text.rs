@@ -1,18 +1,19 @@
-//! Values of a policy that may be written in more than one way.
+//! Values of a policy that are written as texts, or in more than one way.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
-use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use tollgate::{AlgorithmName, Rate};
+use tollgate::{AlgorithmName, Rate, RateError, UnknownAlgorithm};
 
-use super::file::{Exclusion, LimitFields, MatchFields};
-use crate::config::text::text;
+use super::file::{Exclusion, LimitFields};
+use super::matching::METHODS;
+use crate::config::text::{Text, Written, pattern};
 
 /// One, or a list of them.
 #[derive(Clone, Debug)]
@@ -79,7 +80,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
 }
 
 impl<T: JsonSchema> JsonSchema for Many<T> {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         format!("One or more of {}", T::schema_name()).into()
     }
 
@@ -90,44 +91,55 @@ impl<T: JsonSchema> JsonSchema for Many<T> {
 }
 
 /// `100/min`, `50/s burst 100`.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(in crate::config) struct LimitText {
-    pub rate: Rate,
-    pub burst: Option<u64>,
-}
+pub(in crate::config) type LimitText = Text<RateAndBurst>;
+/// `10000/month`.
+pub(in crate::config) type QuotaText = Text<Quota>;
+/// A weekday, or a day of the month.
+pub(in crate::config) type AnchorText = Text<String>;
+/// The name of an algorithm.
+pub(in crate::config) type AlgorithmText = Text<AlgorithmName>;
+/// A part of a limit: `1/10`.
+pub(in crate::config) type FactorText = Text<Factor>;
+/// `10%`.
+pub(in crate::config) type PercentText = Text<Percent>;
+/// New subjects in a second: `1000/s`.
+pub(in crate::config) type NewSubjectsText = Text<NonZeroU32>;
 
-impl FromStr for LimitText {
-    type Err = String;
+/// The name of a method, for the schema: editors complete the standard ones, and others are accepted.
+pub(in crate::config) struct MethodName;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected a limit such as 100/min or 50/s burst 100, not {text}");
-        let (rate, burst) = match text.split_once("burst") {
-            Some((rate, burst)) => {
-                (rate, Some(burst.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?))
-            }
-            None => (text, None),
-        };
-        let rate = rate.trim().parse().map_err(|why| match why {
-            tollgate::RateError::Form => wrong(),
-            tollgate::RateError::NoPermits | tollgate::RateError::NoTime => format!("{why}, not {text}"),
-        })?;
-        Ok(Self { rate, burst })
+impl JsonSchema for MethodName {
+    fn schema_name() -> Cow<'static, str> {
+        "Method".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "enum": METHODS }, { "type": "string" }] })
     }
 }
 
-impl fmt::Display for LimitText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.rate)?;
-        self.burst.map_or(Ok(()), |burst| write!(f, " burst {burst}"))
-    }
+/// Reads a text or fields. Mistakes within the fields keep their position.
+struct TextOrFields<T, F> {
+    expected: &'static str,
+    from_text: fn(&str) -> Result<T, String>,
+    from_fields: fn(F) -> T,
 }
 
-text!(
-    LimitText,
-    "Limit",
-    r"^[0-9]+\s*/\s*([a-z]+|([0-9]+(d|h|m|s|ms|us))+)(\s+burst\s+[0-9]+)?$",
-    "Permits per period, and how many at once: 100/min, 50/s burst 100"
-);
+impl<'de, T, F: Deserialize<'de>> Visitor<'de> for TextOrFields<T, F> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.from_text)(text).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+        F::deserialize(MapAccessDeserializer::new(fields)).map(self.from_fields)
+    }
+}
 
 /// A limit in a word or with its fields, or `unlimited`.
 #[derive(Clone, Debug)]
@@ -150,36 +162,22 @@ impl Serialize for LimitItem {
 
 impl<'de> Deserialize<'de> for LimitItem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrFields;
-
-        impl<'de> Visitor<'de> for TextOrFields {
-            type Value = LimitItem;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "a limit such as 100/min, unlimited, or fields such as { limit: 100/min, burst: 20 }",
-                )
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<LimitItem, E> {
-                if text == "unlimited" {
-                    return Ok(LimitItem::Unlimited);
+        deserializer.deserialize_any(TextOrFields {
+            expected: "a limit such as 100/min, unlimited, or fields such as { limit: 100/min, burst: 20 }",
+            from_text: |text| match text {
+                "unlimited" => Ok(Self::Unlimited),
+                _ => {
+                    let limit = Some(Text(RateAndBurst::parse(text)?));
+                    Ok(Self::Limit(LimitFields { limit, ..LimitFields::default() }))
                 }
-                let limit = Some(text.parse().map_err(E::custom)?);
-                Ok(LimitItem::Limit(LimitFields { limit, ..LimitFields::default() }))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<LimitItem, A::Error> {
-                LimitFields::deserialize(MapAccessDeserializer::new(fields)).map(LimitItem::Limit)
-            }
-        }
-
-        deserializer.deserialize_any(TextOrFields)
+            },
+            from_fields: Self::Limit,
+        })
     }
 }
 
 impl JsonSchema for LimitItem {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         "Limit or fields".into()
     }
 
@@ -192,31 +190,55 @@ impl JsonSchema for LimitItem {
 
 impl<'de> Deserialize<'de> for Exclusion {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PathOrMatch;
-
-        impl<'de> Visitor<'de> for PathOrMatch {
-            type Value = Exclusion;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path such as /api/health, or conditions such as { cidr: 10.0.0.0/8 }")
-            }
-
-            fn visit_str<E: de::Error>(self, path: &str) -> Result<Exclusion, E> {
-                Ok(Exclusion::Path(path.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Exclusion, A::Error> {
-                MatchFields::deserialize(MapAccessDeserializer::new(fields)).map(Exclusion::Match)
-            }
-        }
-
-        deserializer.deserialize_any(PathOrMatch)
+        deserializer.deserialize_any(TextOrFields {
+            expected: "a path such as /api/health, or conditions such as { cidr: 10.0.0.0/8 }",
+            from_text: |path| Ok(Self::Path(path.to_owned())),
+            from_fields: |fields| Self::Match(Box::new(fields)),
+        })
     }
 }
 
-/// `10000/month`.
+/// A rate, and how many permits at once.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(in crate::config) struct RateAndBurst {
+    pub rate: Rate,
+    pub burst: Option<u64>,
+}
+
+impl Written for RateAndBurst {
+    const NAME: &'static str = "Limit";
+
+    fn schema() -> Schema {
+        pattern(
+            r"^[0-9]+\s*/\s*([a-z]+|([0-9]+(d|h|m|s|ms|us))+)(\s+burst\s+[0-9]+)?$",
+            "Permits per period, and how many at once: 100/min, 50/s burst 100",
+        )
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected a limit such as 100/min or 50/s burst 100, not {text}");
+        let (rate, burst) = match text.split_once("burst") {
+            Some((rate, burst)) => {
+                (rate, Some(burst.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?))
+            }
+            None => (text, None),
+        };
+        let rate = rate.trim().parse().map_err(|why| match why {
+            RateError::Form => wrong(),
+            RateError::NoPermits | RateError::NoTime => format!("{why}, not {text}"),
+        })?;
+        Ok(Self { rate, burst })
+    }
+
+    fn to_text(&self) -> String {
+        let burst = self.burst.map(|burst| format!(" burst {burst}")).unwrap_or_default();
+        format!("{}{burst}", self.rate)
+    }
+}
+
+/// Permits for each period of the calendar.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::config) struct QuotaText {
+pub(in crate::config) struct Quota {
     pub permits: u64,
     pub unit: Unit,
 }
@@ -239,105 +261,78 @@ impl Unit {
     }
 }
 
-impl FromStr for QuotaText {
-    type Err = String;
+impl Written for Quota {
+    const NAME: &'static str = "Quota";
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn schema() -> Schema {
+        let about = "Permits per period of the calendar: 10000/month";
+        pattern(r"^[0-9]+\s*/\s*(day|week|month)$", about)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("expected a quota such as 1000/day, 5000/week or 10000/month, not {text}");
         let (permits, unit) = text.split_once('/').ok_or_else(wrong)?;
         let unit = [Unit::Day, Unit::Week, Unit::Month].into_iter().find(|it| it.as_str() == unit.trim());
         let permits = permits.trim().parse().ok().filter(|permits| *permits > 0);
         permits.zip(unit).map(|(permits, unit)| Self { permits, unit }).ok_or_else(wrong)
     }
-}
 
-impl fmt::Display for QuotaText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.permits, self.unit.as_str())
+    fn to_text(&self) -> String {
+        format!("{}/{}", self.permits, self.unit.as_str())
     }
 }
 
-text!(
-    QuotaText,
-    "Quota",
-    r"^[0-9]+\s*/\s*(day|week|month)$",
-    "Permits per period of the calendar: 10000/month"
-);
+impl Written for String {
+    const NAME: &'static str = "Anchor";
 
-/// A weekday, or a day of the month.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::config) struct AnchorText(pub String);
-
-impl fmt::Display for AnchorText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for AnchorText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match serde_json::Value::deserialize(deserializer)? {
-            serde_json::Value::String(text) => Ok(Self(text)),
-            other => Ok(Self(other.to_string())),
-        }
-    }
-}
-
-impl Serialize for AnchorText {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl JsonSchema for AnchorText {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Anchor".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [
+    fn schema() -> Schema {
+        json_schema!({ "description": "A weekday, or a day of the month", "anyOf": [
             { "enum": ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"] },
             { "type": "integer", "minimum": 1, "maximum": 31 }
         ] })
     }
-}
 
-/// The name of an algorithm.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(in crate::config) struct AlgorithmText(pub AlgorithmName);
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
 
-impl FromStr for AlgorithmText {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|why: tollgate::UnknownAlgorithm| format!("{why}, not {text}"))
+    fn to_text(&self) -> String {
+        self.clone()
     }
 }
 
-impl fmt::Display for AlgorithmText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+impl Written for AlgorithmName {
+    const NAME: &'static str = "Algorithm";
+
+    fn schema() -> Schema {
+        let names = Self::ALL.map(Self::as_str);
+        json_schema!({ "type": "string", "enum": names, "description": "One of the five algorithms" })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|why: UnknownAlgorithm| format!("{why}, not {text}"))
+    }
+
+    fn to_text(&self) -> String {
+        self.to_string()
     }
 }
 
-text!(
-    AlgorithmText,
-    "Algorithm",
-    "^(TOKEN_BUCKET|LEAKY_BUCKET|FIXED_WINDOW|SLIDING_WINDOW|SLIDING_WINDOW_COUNTER)$",
-    "One of the five algorithms"
-);
-
-/// A part of a limit: `1/10`.
+/// A part of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::config) struct FactorText {
+pub(in crate::config) struct Factor {
     pub part: u64,
     pub whole: u64,
 }
 
-impl FromStr for FactorText {
-    type Err = String;
+impl Written for Factor {
+    const NAME: &'static str = "Factor";
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn schema() -> Schema {
+        pattern(r"^[0-9]+\s*(/\s*[0-9]+|%)$", "A part of a limit: 1/10, 10%")
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
         let parsed = match text.split_once('/') {
             Some((part, whole)) => part.trim().parse().ok().zip(whole.trim().parse().ok()),
             None => text.strip_suffix('%').and_then(|part| part.trim().parse().ok()).map(|part| (part, 100)),
@@ -347,24 +342,24 @@ impl FromStr for FactorText {
             _ => Err(format!("expected a part such as 1/10 or 10%, not {text}")),
         }
     }
-}
 
-impl fmt::Display for FactorText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.part, self.whole)
+    fn to_text(&self) -> String {
+        format!("{}/{}", self.part, self.whole)
     }
 }
 
-text!(FactorText, "Factor", r"^[0-9]+\s*(/\s*[0-9]+|%)$", "A part of a limit: 1/10, 10%");
-
 /// A percentage, kept in hundredths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::config) struct PercentText(pub u64);
+pub(in crate::config) struct Percent(pub u64);
 
-impl FromStr for PercentText {
-    type Err = String;
+impl Written for Percent {
+    const NAME: &'static str = "Percent";
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn schema() -> Schema {
+        pattern(r"^[0-9]{1,3}(\.[0-9]{1,2})?\s*%$", "A percentage: 10%, 0.5%")
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("expected a percentage from 0% to 100% such as 10% or 0.5%, not {text}");
         let number = text.strip_suffix('%').ok_or_else(wrong)?.trim();
         let (whole, part) = number.split_once('.').unwrap_or((number, ""));
@@ -375,35 +370,27 @@ impl FromStr for PercentText {
         let hundredths = format!("{whole}{part:0<2}").parse().map_err(|_| wrong())?;
         if hundredths <= 10_000 { Ok(Self(hundredths)) } else { Err(wrong()) }
     }
-}
 
-impl fmt::Display for PercentText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:02}%", self.0 / 100, self.0 % 100)
+    fn to_text(&self) -> String {
+        format!("{}.{:02}%", self.0 / 100, self.0 % 100)
     }
 }
 
-text!(PercentText, "Percent", r"^[0-9]{1,3}(\.[0-9]{1,2})?\s*%$", "10%, 0.5%");
+impl Written for NonZeroU32 {
+    const NAME: &'static str = "New subjects";
 
-/// New subjects in a second: `1000/s`.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::config) struct NewSubjectsText(pub NonZeroU32);
+    fn schema() -> Schema {
+        pattern(r"^[0-9]+\s*/s$", "New subjects per second: 1000/s")
+    }
 
-impl FromStr for NewSubjectsText {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, String> {
         let count = text.trim().strip_suffix("/s").and_then(|count| count.trim().parse().ok());
-        count.map(Self).ok_or_else(|| {
+        count.ok_or_else(|| {
             format!("expected new subjects per second, at least 1/s, such as 1000/s, not {text}")
         })
     }
-}
 
-impl fmt::Display for NewSubjectsText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/s", self.0)
+    fn to_text(&self) -> String {
+        format!("{self}/s")
     }
 }
-
-text!(NewSubjectsText, "New subjects", r"^[0-9]+\s*/s$", "Per second: 1000/s");

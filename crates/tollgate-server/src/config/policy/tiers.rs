@@ -72,7 +72,7 @@ impl<'a> Building<'a> {
                 0
             }),
             None => {
-                // Whoever is unknown must not get the most.
+                // An unknown caller must not get the largest tier.
                 let smallest = tiers.values().enumerate().min_by_key(|(_, limits)| limit::speed(limits));
                 let smallest = smallest.map_or(0, |(number, _)| number);
                 if let Some(tier) = names.get(smallest).filter(|_| names.len() > 1) {

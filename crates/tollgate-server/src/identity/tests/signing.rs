@@ -74,7 +74,7 @@ impl Signer {
         Self { algorithm, key }
     }
 
-    /// Somebody else, with a key of the same kind.
+    /// Another signer, with a key of the same kind.
     pub(crate) fn another(&self) -> Self {
         Self::new(self.algorithm, 1)
     }

@@ -1,14 +1,14 @@
-//! Changes of a state together with what is kept beside it.
+//! Changes a state together with the data beside it.
 
-use tollgate_core::State;
+use tollgate_core::{PlainState, State};
 
 use super::super::numbers::CARRIED;
 use super::super::slot_codec::SlotCodec;
 use super::{Asker, Found, Slot, Stripe, word};
 
 impl Stripe {
-    /// Runs `change` on the state of a key with all that is beside it, carried over if it was another limit's, or on a fresh one.
-    /// A caller that `takes` is told how long to wait under its own limit, so that limit holds from now on, even after a denial.
+    /// Runs `change` on the state of a key with the data beside it, converted from another limit if needed, or on a fresh one.
+    /// A caller that `takes` gets a wait under its own limit, so the state is stored under that limit, even after a denial.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn update_whole<A: SlotCodec, R>(
@@ -36,7 +36,7 @@ impl Stripe {
         let word = if matches!(state, State::Carried(_)) {
             word(CARRIED, self.heap.insert_carried(asker.id, state))
         } else {
-            let own = A::own(state).unwrap_or_else(|| algorithm.fresh(asker.now));
+            let own = A::State::of(&state).cloned().unwrap_or_else(|| algorithm.fresh(asker.now));
             word(asker.id, algorithm.store(own, &mut self.heap))
         };
         self.slots.set(at, Slot { hash: asker.hash, word });
@@ -45,25 +45,25 @@ impl Stripe {
     }
 }
 
-/// Runs `change` on the state of a key that was never used: such a key has room for every request, so nothing comes beside it.
+/// Runs `change` on a fresh state. It has room for every request, so no data comes beside it.
 fn change_own<A: SlotCodec, R>(own: &mut A::State, change: impl FnOnce(&mut State) -> R) -> R {
-    let mut state = A::whole(own.clone());
+    let mut state = own.clone().into();
     let result = change(&mut state);
-    if let Some(changed) = A::own(state.into_plain().0) {
-        *own = changed;
+    if let Some(changed) = A::State::of(state.plain()) {
+        own.clone_from(changed);
     }
     result
 }
 
-/// Runs `change` on the state of an algorithm that a state of any is.
+/// Runs `change` on a state, as a state of its algorithm.
 pub(super) fn as_own<A: SlotCodec, R>(
     state: &mut State,
     algorithm: &A,
     asker: Asker<'_>,
     change: impl FnOnce(&mut A::State) -> R,
 ) -> R {
-    let mut own = A::own(state.clone()).unwrap_or_else(|| algorithm.fresh(asker.now));
+    let mut own = A::State::of(state).cloned().unwrap_or_else(|| algorithm.fresh(asker.now));
     let result = change(&mut own);
-    *state = A::whole(own);
+    *state = own.into();
     result
 }

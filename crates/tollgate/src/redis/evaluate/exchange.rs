@@ -1,9 +1,9 @@
-//! One exchange with a server on the states of keys: mostly one call. Where a state is not plain, the next state is computed here and
-//! written by a compare-and-set, again if it has changed meanwhile, all within one deadline.
+//! One exchange with a server on the states of keys: mostly one call. If a state is not plain, the next state is computed here and
+//! written by a compare-and-set, which is repeated if the state has changed meanwhile. One deadline covers all of it.
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tollgate_core::{Limit, Micros, Outcome, Timestamp};
+use tollgate_core::{Micros, Outcome, Timestamp};
 
 use crate::redis::Inner;
 use crate::redis::error::StoreError;
@@ -19,166 +19,111 @@ use crate::redis::queue::QueueKey;
 use crate::redis::queue::set::{GroupCall, SetCall};
 use crate::redis::server::ServerContext;
 
-/// A result, and between which instants the server was asked for the state that it is computed from.
-pub(in crate::redis) struct Exchanged<T> {
-    pub(in crate::redis) result: T,
-    pub(in crate::redis) sent: Instant,
-    pub(in crate::redis) received: Instant,
+/// A result, and when the server was asked for the state that it is computed from.
+pub(crate) struct Exchanged<T> {
+    pub(crate) result: T,
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
 }
 
-/// What is done on one state.
-pub(in crate::redis) trait Exchange {
-    type Result;
-
-    /// The call that does it on a plain state, or on a log in every state, or reads the state.
-    fn call(
-        &self,
-        limit: &StoredLimit,
-        key: (Kind, &str),
-        doubt: Option<FailoverGuard>,
-        to: ServerContext,
-    ) -> Command;
-
-    /// The result of that call.
-    fn decided(
-        &self,
-        limit: &StoredLimit,
-        admitted: i64,
-        now: Timestamp,
-        numbers: Reader<'_>,
-    ) -> Result<Self::Result, StoreError>;
-
-    /// The result on a state that is not plain, and what has to be written.
-    fn compute(
-        &self,
-        limit: &StoredLimit,
-        doubt: Option<FailoverGuard>,
-        state: (&str, &[u8]),
-        now: Timestamp,
-    ) -> Result<Computation<Self::Result>, StoreError>;
+/// The steps of a call on one key.
+#[derive(Clone, Copy)]
+pub(crate) enum Work<'a> {
+    Ask(&'a [Question]),
+    /// Refunds, or one other change. A return that is out of turn is told the number of returns.
+    Change(&'a [Change]),
 }
 
-/// Questions on one key.
-pub(in crate::redis) struct Questions<'a>(pub(in crate::redis) &'a [Question]);
-
-impl Exchange for Questions<'_> {
-    type Result = Evaluated;
-
+impl Work<'_> {
+    /// The call that does the steps on a plain state, or on a log in any state, or that reads the state.
     fn call(
-        &self,
+        self,
         limit: &StoredLimit,
-        key: (Kind, &str),
+        (kind, key): (Kind, &str),
         doubt: Option<FailoverGuard>,
         to: ServerContext,
     ) -> Command {
-        protocol::ask(limit, key, self.0, doubt, to)
+        let is_refund = |change: &Change| matches!(change, Change::Refund { .. });
+        match self {
+            Self::Ask(questions) => protocol::ask(limit, (kind, key), questions, doubt, to),
+            Self::Change(changes) if limit.is_log() || changes.iter().all(is_refund) => {
+                protocol::change(limit, key, changes, doubt, to)
+            }
+            Self::Change(_) => protocol::read([key].into_iter(), to),
+        }
     }
 
+    /// The result of that call.
     fn decided(
-        &self,
+        self,
         limit: &StoredLimit,
         admitted: i64,
         now: Timestamp,
         numbers: Reader<'_>,
     ) -> Result<Evaluated, StoreError> {
-        evaluate(limit, self.0, admitted, now, numbers)
-    }
-
-    fn compute(
-        &self,
-        limit: &StoredLimit,
-        doubt: Option<FailoverGuard>,
-        state: (&str, &[u8]),
-        now: Timestamp,
-    ) -> Result<Computation<Evaluated>, StoreError> {
-        compute(limit, self.0, doubt, state, now)
-    }
-}
-
-/// Changes of one key: refunds, or one other change. A return that is out of turn says which number it would have.
-pub(in crate::redis) struct Changes<'a>(pub(in crate::redis) &'a [Change]);
-
-impl Exchange for Changes<'_> {
-    type Result = Option<u64>;
-
-    fn call(
-        &self,
-        limit: &StoredLimit,
-        (_, key): (Kind, &str),
-        doubt: Option<FailoverGuard>,
-        to: ServerContext,
-    ) -> Command {
-        let is_log = matches!(limit.limit, Limit::SlidingLog(_));
-        if is_log || self.0.iter().all(|change| matches!(change, Change::Refund { .. })) {
-            protocol::change(limit, key, self.0, doubt, to)
-        } else {
-            protocol::read([key].into_iter(), to)
+        match self {
+            Self::Ask(questions) => evaluate(limit, questions, admitted, now, numbers),
+            Self::Change(_) => Ok(Evaluated::changed(None, now)),
         }
     }
 
-    fn decided(
-        &self,
-        _: &StoredLimit,
-        _: i64,
-        _: Timestamp,
-        _: Reader<'_>,
-    ) -> Result<Option<u64>, StoreError> {
-        Ok(None)
-    }
-
+    /// The result on a state that is not plain, and the fields to write.
     fn compute(
-        &self,
+        self,
         limit: &StoredLimit,
         doubt: Option<FailoverGuard>,
         state: (&str, &[u8]),
         now: Timestamp,
-    ) -> Result<Computation<Option<u64>>, StoreError> {
-        compute_changes(limit, self.0, doubt, state, now)
+    ) -> Result<Computation, StoreError> {
+        match self {
+            Self::Ask(questions) => compute(limit, questions, doubt, state, now),
+            Self::Change(changes) => compute_changes(limit, changes, doubt, state, now),
+        }
     }
 }
 
-/// A state that was computed here and is to be written.
-struct Pending<T> {
-    exchanged: Exchanged<T>,
+/// A computed state that is still to be written.
+struct Pending {
+    exchanged: Exchanged<Evaluated>,
     snapshots: Snapshots,
     doubt: Option<FailoverGuard>,
     write: Write,
     on_loss: OnLoss,
 }
 
-enum Next<T> {
-    Done(Exchanged<T>),
+enum Next {
+    Done(Exchanged<Evaluated>),
     FullLog,
-    /// Others were quicker, and the state may be plain by now.
+    /// Another node was quicker, and the state may be plain by now.
     Again,
-    Commit(Pending<T>),
+    Commit(Pending),
 }
 
 impl Inner {
-    /// Does something on the state of one key.
-    pub(in crate::redis) async fn exchange<E: Exchange>(
+    /// Does the steps of a call on the state of one key.
+    pub(crate) async fn exchange(
         &self,
         limit: &StoredLimit,
         queue_key: &QueueKey,
-        exchange: &E,
+        work: Work<'_>,
         deadline: Instant,
-    ) -> Result<Exchanged<E::Result>, StoreError> {
-        let (slot, is_log) = (self.routes.slot(&queue_key.key), matches!(limit.limit, Limit::SlidingLog(_)));
-        // That of the server that has answered: each one that is tried has its own.
+    ) -> Result<Exchanged<Evaluated>, StoreError> {
+        let slot = self.routes.slot(&queue_key.key);
+        // The doubt about the server that answers: each server that is tried has its own.
         let doubt = Mutex::new(None);
-        let mut pending: Option<Pending<E::Result>> = None;
+        let mut pending: Option<Pending> = None;
         let mut kind = Kind::Plain;
         loop {
             let say = |to: ServerContext| {
                 let doubted = FailoverGuard::of(limit, to);
                 *doubt.lock() = doubted;
                 match &pending {
-                    None => exchange.call(limit, (kind, &queue_key.key), doubted, to),
+                    None => work.call(limit, (kind, &queue_key.key), doubted, to),
                     Some(Pending { snapshots, doubt, write, on_loss, .. }) if *doubt == doubted => {
                         let snapshot = snapshots.get(0).unwrap_or_default();
                         protocol::commit(&queue_key.key, snapshot, (write, on_loss.marks()), to)
                     }
-                    // Another server has taken over meanwhile.
+                    // Another server has taken over.
                     Some(_) => protocol::read([&*queue_key.key].into_iter(), to),
                 }
             };
@@ -188,16 +133,15 @@ impl Inner {
             let next = Reply::new(&reply.value).and_then(|answer| match (answer, pending.take()) {
                 (Reply::Decided { .. }, Some(written)) => Ok(Next::Done(written.exchanged)),
                 (Reply::Decided { first, now, numbers }, None) => {
-                    let result = exchange.decided(limit, first, now, numbers)?;
+                    let result = work.decided(limit, first, now, numbers)?;
                     Ok(Next::Done(Exchanged { result, sent, received }))
                 }
-                (Reply::Rare { .. }, None) if is_log && kind == Kind::Plain => Ok(Next::FullLog),
+                (Reply::Rare { .. }, None) if limit.is_log() && kind == Kind::Plain => Ok(Next::FullLog),
                 (Reply::Rare { .. }, Some(Pending { on_loss: OnLoss::AskScript, .. })) => Ok(Next::Again),
                 (Reply::Rare { now, snapshots }, _) => {
                     let doubt = *doubt.lock();
                     let state = (&*queue_key.key, snapshots.get(0)?);
-                    let Computation { result, write, on_loss } =
-                        exchange.compute(limit, doubt, state, now)?;
+                    let Computation { result, write, on_loss } = work.compute(limit, doubt, state, now)?;
                     let exchanged = Exchanged { result, sent, received };
                     Ok(match write {
                         None => Next::Done(exchanged),
@@ -215,7 +159,7 @@ impl Inner {
     }
 }
 
-/// States of sets that were computed here and are to be written.
+/// States of sets from which the next states are computed.
 struct PendingSets {
     snapshots: Snapshots,
     doubts: Vec<Option<FailoverGuard>>,
@@ -232,7 +176,7 @@ impl PendingSets {
 
 impl Inner {
     /// Asks for sets whose keys are in one slot.
-    pub(in crate::redis) async fn ask_set_states(
+    pub(crate) async fn ask_set_states(
         &self,
         call: &SetCall<'_>,
         deadline: Instant,
@@ -255,8 +199,8 @@ impl Inner {
         }
     }
 
-    /// Asks for one set after another: the script decides on logs, and its decision on a set has to be known before the next set. If the
-    /// deadline comes first, the sets that are left have no answer.
+    /// Asks for one set after another: the script decides on logs, and its decision on a set must be known before the next set. After
+    /// the deadline, the remaining sets have no answer.
     async fn ask_one_by_one(&self, call: &SetCall<'_>, deadline: Instant) -> Exchanged<SetsEvaluated> {
         let now = Instant::now();
         let memories = vec![Memory::Nothing; call.states.len()];
@@ -292,7 +236,7 @@ impl Inner {
         pending: Option<PendingSets>,
         deadline: Instant,
     ) -> Result<NextSets, StoreError> {
-        // An error is told of the first key, whichever of them it was.
+        // An error names the first key, whichever key it was.
         let first = call.states.first().map(|member| &member.queue_key);
         let key = first.map_or("", |queue_key| &*queue_key.key);
         let computed = pending.as_ref().map(|it| it.compute(call, Outcome::NOW)).transpose();
@@ -303,7 +247,7 @@ impl Inner {
             let result = computed.evaluated.clone();
             return Ok(NextSets::Done(Exchanged { result, sent: pending.sent, received: pending.received }));
         }
-        // Those of the server that has answered: each one that is tried has its own.
+        // The doubts about the server that answers: each server that is tried has its own.
         let doubts = Mutex::new(Vec::new());
         let say = |to: ServerContext| {
             let doubted: Vec<_> = call.states.iter().map(|it| FailoverGuard::of(&it.limit, to)).collect();
@@ -317,7 +261,7 @@ impl Inner {
                         to,
                     )
                 }
-                // Another server has taken over meanwhile.
+                // Another server has taken over.
                 (Some(_), _) => protocol::read(call.keys(), to),
                 (None, _) => protocol::ask_sets(call, kind, &doubted, to),
             };
@@ -360,7 +304,7 @@ impl Inner {
 
 enum NextSets {
     Done(Exchanged<SetsEvaluated>),
-    /// Others were quicker, and the states may be plain by now.
+    /// Another node was quicker, and the states may be plain by now.
     Again,
     Commit(PendingSets),
 }

@@ -1,13 +1,13 @@
 //! Evaluates questions on the state of a key, by the same arithmetic as the scripts.
 //!
 //! A script that finds a plain state decides, writes, and answers with the state as it was: the questions are evaluated on that, and must
-//! come to the same number of admissions. Any other state is evaluated here alone, and says what has to be written.
+//! come to the same number of admissions. Any other state is evaluated here alone, and its next state is written.
 
-pub(in crate::redis) mod exchange;
-pub(in crate::redis) mod sets;
+pub(crate) mod exchange;
+pub(crate) mod sets;
 
 use smallvec::SmallVec;
-use tollgate_core::algorithm::{Algorithm, LeaseBucket};
+use tollgate_core::algorithm::Algorithm;
 use tollgate_core::{Ask, Decision, Grant, Limit, Micros, Outcome, State, Status, Timestamp};
 
 use crate::backend::LeaseRequest;
@@ -15,23 +15,23 @@ use crate::redis::error::StoreError;
 use crate::redis::limit::StoredLimit;
 use crate::redis::protocol::{
     Change, Difference, FailoverGuard, Fields, LogView, Question, Reader, Stored, is_lending, is_sent,
-    lender, plain_state, stored_state, wanted, write,
+    plain_state, stored_state, wanted, write,
 };
 
-/// What has to be written, and for how many milliseconds it matters.
-pub(in crate::redis) type Write = (Difference, u64);
+/// The fields to write, and the time to live in milliseconds.
+pub(crate) type Write = (Difference, u64);
 
-/// What was computed on a state that is not plain.
-pub(in crate::redis) struct Computation<T> {
-    pub(in crate::redis) result: T,
-    /// Nothing, if the state stays as it is.
-    pub(in crate::redis) write: Option<Write>,
-    pub(in crate::redis) on_loss: OnLoss,
+/// The result on a state that is not plain, and the write that follows.
+pub(crate) struct Computation {
+    pub(crate) result: Evaluated,
+    /// `None` if the state stays unchanged.
+    pub(crate) write: Option<Write>,
+    pub(crate) on_loss: OnLoss,
 }
 
-/// What follows if other nodes have changed the state before the write.
+/// The next step if other nodes have changed the state before the write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(in crate::redis) enum OnLoss {
+pub(crate) enum OnLoss {
     /// The script is asked first: only a mark kept it from deciding. A mark by this node would follow on the mark of another, without end.
     AskScript,
     /// The next state is computed again. Permits of the state are lent, which few calls change.
@@ -42,36 +42,45 @@ pub(in crate::redis) enum OnLoss {
 }
 
 impl OnLoss {
-    pub(in crate::redis) fn marks(self) -> bool {
+    pub(crate) fn marks(self) -> bool {
         self == Self::MarkAndCompute
     }
 }
 
 /// The answers of a call on one key.
-pub(in crate::redis) struct Evaluated {
+pub(crate) struct Evaluated {
     /// One for each question, in order.
-    pub(in crate::redis) decisions: SmallVec<[Decision; 1]>,
-    /// What was lent to the one that borrows.
-    pub(in crate::redis) grant: Option<Grant>,
-    /// What can be known of later denials.
-    pub(in crate::redis) memory: Memory,
+    pub(crate) decisions: SmallVec<[Decision; 1]>,
+    /// The permits lent to the question that borrows.
+    pub(crate) grant: Option<Grant>,
+    /// The knowledge from which later requests can be denied.
+    pub(crate) memory: Memory,
     /// The server's time.
-    pub(in crate::redis) now: Timestamp,
+    pub(crate) now: Timestamp,
+    /// The number of returns, if a return was out of turn and not made.
+    pub(crate) out_of_turn: Option<u64>,
 }
 
-/// What is known of a key after a call.
+impl Evaluated {
+    /// The result of changes, which answer no question.
+    fn changed(out_of_turn: Option<u64>, now: Timestamp) -> Self {
+        Self { decisions: SmallVec::new(), grant: None, memory: Memory::Nothing, now, out_of_turn }
+    }
+}
+
+/// The knowledge about a key after a call.
 #[derive(Clone, Debug)]
-pub(in crate::redis) enum Memory {
-    /// All of it.
+pub(crate) enum Memory {
+    /// The whole state.
     State(State),
-    /// A log stays where it is: only that this was denied.
+    /// A denial by a log, which stays in the store.
     Denied(Ask, Decision),
     /// A log that denied nothing.
     Nothing,
 }
 
 /// Evaluates questions on the state that a script has answered with.
-pub(in crate::redis) fn evaluate(
+pub(crate) fn evaluate(
     stored: &StoredLimit,
     questions: &[Question],
     admitted: i64,
@@ -79,17 +88,11 @@ pub(in crate::redis) fn evaluate(
     mut numbers: Reader<'_>,
 ) -> Result<Evaluated, StoreError> {
     let limit = &stored.limit;
-    let (evaluated, taken) = match limit {
-        Limit::SlidingLog(_) => evaluate_log(limit, questions, &mut numbers, now)?,
-        Limit::TokenBucket(_)
-        | Limit::IntervalBucket(_)
-        | Limit::LeakyBucket(_)
-        | Limit::FixedWindow(_)
-        | Limit::SlidingCounter(_)
-        | Limit::CalendarQuota(_) => {
-            let state = plain_state(limit, is_lending(stored, questions), &mut numbers)?;
-            evaluate_on(limit, questions, state, now)
-        }
+    let (evaluated, taken) = if stored.is_log() {
+        evaluate_log(limit, questions, &mut numbers, now)?
+    } else {
+        let state = plain_state(limit, is_lending(stored, questions), &mut numbers)?;
+        evaluate_on(limit, questions, state, now)
     };
     if taken != admitted {
         return Err(StoreError::protocol(format_args!(
@@ -120,17 +123,17 @@ fn evaluate_on(limit: &Limit, questions: &[Question], mut state: State, now: Tim
         taken += grant.permits as i64;
         grant
     });
-    (Evaluated { decisions, grant, memory: Memory::State(state), now }, taken)
+    (Evaluated { decisions, grant, memory: Memory::State(state), now, out_of_turn: None }, taken)
 }
 
-/// Computes what questions are answered on a state that is not plain, and what has to be written.
-pub(in crate::redis) fn compute(
+/// Answers questions on a state that is not plain, and computes the write.
+pub(crate) fn compute(
     stored: &StoredLimit,
     questions: &[Question],
     doubt: Option<FailoverGuard>,
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
-) -> Result<Computation<Evaluated>, StoreError> {
+) -> Result<Computation, StoreError> {
     let fields = Fields::parse(snapshot)?;
     let found = Found::new(stored, key, &fields, doubt, now)?;
     let (evaluated, _) = evaluate_on(&stored.limit, questions, found.state.clone(), now);
@@ -147,7 +150,7 @@ pub(in crate::redis) fn compute(
     Ok(Computation { result: evaluated, write, on_loss })
 }
 
-/// Whether there is something to write. A bucket that nobody has a lease of is stored without leases.
+/// Whether there is something to write. A bucket without leases is stored without their field.
 fn is_changed(before: &State, after: &State) -> bool {
     let as_stored = |state: &State| {
         let (mut plain, beside) = state.clone().into_plain();
@@ -161,15 +164,19 @@ fn is_changed(before: &State, after: &State) -> bool {
     before != after && as_stored(before) != as_stored(after)
 }
 
-/// Computes changes of a state. A return that is out of turn says which number it would have, and changes nothing.
-pub(in crate::redis) fn compute_changes(
+/// Computes changes of a state. A return that is out of turn changes nothing, and gets the number of returns.
+pub(crate) fn compute_changes(
     stored: &StoredLimit,
     changes: &[Change],
     doubt: Option<FailoverGuard>,
     (key, snapshot): (&str, &[u8]),
     now: Timestamp,
-) -> Result<Computation<Option<u64>>, StoreError> {
-    let unchanged = |result| Computation { result, write: None, on_loss: OnLoss::MarkAndCompute };
+) -> Result<Computation, StoreError> {
+    let computed = |out_of_turn, write| Computation {
+        result: Evaluated::changed(out_of_turn, now),
+        write,
+        on_loss: OnLoss::MarkAndCompute,
+    };
     let fields = Fields::parse(snapshot)?;
     let limit = &stored.limit;
     let Found { state: found, is_converted, .. } = Found::new(stored, key, &fields, doubt, now)?;
@@ -185,50 +192,37 @@ pub(in crate::redis) fn compute_changes(
                 let returns = fields.number("returns").map_err(|why| StoreError::foreign(key, why))?;
                 let returns = returns.unwrap_or(0).max(0) as u64;
                 if returns != number {
-                    return Ok(unchanged(Some(returns)));
+                    return Ok(computed(Some(returns), None));
                 }
-                // Whether permits that were lent before this server took over are known here, nobody can tell: they stay lent.
+                // Leases from before this server took over may be unknown here, so they stay lent.
                 if doubt.is_none_or(|doubt| at >= doubt.since) {
-                    take_back(limit, &mut state, now, permits, at, counted);
+                    limit.take_back(&mut state, now, permits, at, counted);
                     returned = Some(number + 1);
                 }
             }
         }
     }
     if !is_changed(&found, &state) && !keeps {
-        return Ok(unchanged(None));
+        return Ok(computed(None, None));
     }
     let (mut difference, matters) = write(stored, &state, &fields, now);
     if let Some(number) = returned {
         difference.set.extend(["returns".to_owned(), number.to_string()]);
     }
-    Ok(Computation { result: None, write: Some((difference, matters)), on_loss: OnLoss::MarkAndCompute })
+    Ok(computed(None, Some((difference, matters))))
 }
 
-/// Takes back permits that were lent. If they were not counted as out, they were an ordinary debit.
-fn take_back(limit: &Limit, state: &mut State, now: Timestamp, permits: u64, at: Timestamp, counted: bool) {
-    match lender(limit).filter(|_| counted) {
-        Some(it) => limit.with_beside(state, now, |state| {
-            if let State::Lent(lent) = state {
-                LeaseBucket(*it).take_back(lent, now, permits, at);
-            }
-        }),
-        None if counted => {}
-        None => limit.refund(state, now, permits, at),
-    }
-}
-
-/// A state that was found in the store, as far as it is believed, under the limit that asks.
-pub(in crate::redis) struct Found {
-    pub(in crate::redis) state: State,
+/// A state from the store, as far as it is trusted, converted to the limit that asks.
+pub(crate) struct Found {
+    pub(crate) state: State,
     /// Whether it was written under another limit.
-    pub(in crate::redis) is_converted: bool,
-    /// What an ask does if other nodes change the state meanwhile.
-    pub(in crate::redis) on_loss: OnLoss,
+    pub(crate) is_converted: bool,
+    /// The next step of an ask if other nodes change the state meanwhile.
+    pub(crate) on_loss: OnLoss,
 }
 
 impl Found {
-    pub(in crate::redis) fn new(
+    pub(crate) fn new(
         asking: &StoredLimit,
         key: &str,
         fields: &Fields<'_>,
@@ -238,7 +232,7 @@ impl Found {
         let limit = &asking.limit;
         let Stored { under, mut state } = match (fields.is_empty(), doubt) {
             (true, None) => Stored { under: *limit, state: limit.fresh(now) },
-            // A key that is not there may have been there.
+            // A missing key may have been lost.
             (true, Some(_)) => Stored { under: *limit, state: limit.fresh(Timestamp::default()) },
             (false, _) => stored_state(asking, fields).map_err(|why| StoreError::foreign(key, why))?,
         };
@@ -254,7 +248,7 @@ impl Found {
     }
 }
 
-/// What follows a lost race for a state that was written under the limit that asks.
+/// The next step after a lost race for a state that was written under the limit that asks.
 fn on_loss(state: &State, now: Timestamp) -> OnLoss {
     match state {
         State::Lent(_) => OnLoss::Compute,
@@ -269,7 +263,7 @@ fn on_loss(state: &State, now: Timestamp) -> OnLoss {
     }
 }
 
-pub(in crate::redis) fn decision(limit: &Limit, outcome: Outcome, status: Status, at: Timestamp) -> Decision {
+pub(crate) fn decision(limit: &Limit, outcome: Outcome, status: Status, at: Timestamp) -> Decision {
     Decision { outcome, limit: limit.size(), remaining: status.remaining, reset: status.reset, at }
 }
 
@@ -300,12 +294,12 @@ fn evaluate_log(
         }
         decisions.push(decided);
     }
-    Ok((Evaluated { decisions, grant: None, memory, now }, taken))
+    Ok((Evaluated { decisions, grant: None, memory, now, out_of_turn: None }, taken))
 }
 
 impl Memory {
-    /// What is known of a log after a take. A denial that was charged has changed what the next one is told.
-    pub(in crate::redis) fn of_log(ask: Ask, decided: Decision, charged: i64) -> Self {
+    /// The knowledge about a log after a take. A denial that was counted changes the next one.
+    pub(crate) fn of_log(ask: Ask, decided: Decision, charged: i64) -> Self {
         match decided.outcome {
             Outcome::Denied { .. } if charged == 0 => Self::Denied(ask, decided),
             Outcome::Denied { .. } | Outcome::Admitted { .. } | Outcome::Impossible => Self::Nothing,
@@ -313,7 +307,7 @@ impl Memory {
     }
 
     /// Denies an ask if the store would provably deny it too. The server's time is between `early` and `late`.
-    pub(in crate::redis) fn denies(
+    pub(crate) fn denies(
         &self,
         limit: &Limit,
         ask: Ask,
@@ -323,8 +317,8 @@ impl Memory {
         match self {
             Self::State(state) => {
                 let mut next = state.clone();
-                // Others have taken since, if anything, so what is denied here is denied there. A denial that would change
-                // the state must reach it.
+                // Other nodes can only have taken permits since, so a denial here is a denial there. A denial that would change the
+                // state must reach it.
                 if !matches!(limit.decide(&mut next, late, ask), Outcome::Denied { .. }) || next != *state {
                     return None;
                 }
@@ -346,7 +340,7 @@ impl Memory {
     }
 }
 
-/// States that are not believed after a failover: the scripts call them plain only where that makes no difference.
+/// States that are not trusted after a failover: scripts treat them as plain only where that makes no difference.
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 mod tests {
@@ -437,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_are_not_believed_are_decided_alike_with_and_without_the_store() {
+    fn distrusted_states_decide_alike_with_and_without_the_store() {
         let server = RedisServer::start();
         let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
         for script in SCRIPTS.all() {

@@ -13,19 +13,19 @@ use crate::redis::queue::set::{CheckSet, GroupCall, SetAnswer, SetCall};
 
 /// The answers of a call on sets.
 #[derive(Clone)]
-pub(in crate::redis) struct SetsEvaluated {
+pub(crate) struct SetsEvaluated {
     /// One for each set: those of the first group, then those of the next.
-    pub(in crate::redis) answers: Vec<SetAnswer>,
+    pub(crate) answers: Vec<SetAnswer>,
     /// Why there are fewer answers than sets, if there are.
-    pub(in crate::redis) undecided: Option<StoreError>,
-    /// What can be known of later denials, by state.
-    pub(in crate::redis) memories: Vec<Memory>,
+    pub(crate) undecided: Option<StoreError>,
+    /// The knowledge from which later requests can be denied, by state.
+    pub(crate) memories: Vec<Memory>,
     /// The server's time.
-    pub(in crate::redis) now: Timestamp,
+    pub(crate) now: Timestamp,
 }
 
 /// Evaluates sets on the states that a script has answered with.
-pub(in crate::redis) fn evaluate_sets(
+pub(crate) fn evaluate_sets(
     call: &SetCall<'_>,
     now: Timestamp,
     mut numbers: Reader<'_>,
@@ -45,22 +45,23 @@ pub(in crate::redis) fn evaluate_sets(
 }
 
 /// Sets that were evaluated here, and the states that have to be written.
-pub(in crate::redis) struct SetsComputed<'a> {
-    pub(in crate::redis) evaluated: SetsEvaluated,
-    /// By state. None of a log, on which the script decides.
-    pub(in crate::redis) computed: Vec<Option<Computed<'a>>>,
-    pub(in crate::redis) on_loss: OnLoss,
+pub(crate) struct SetsComputed<'a> {
+    pub(crate) evaluated: SetsEvaluated,
+    /// By state. `None` for a log, on which the script decides.
+    pub(crate) computed: Vec<Option<Computed<'a>>>,
+    pub(crate) on_loss: OnLoss,
 }
 
 impl SetsComputed<'_> {
     /// Whether there is nothing to write, and nothing for the script to decide.
-    pub(in crate::redis) fn is_final(&self) -> bool {
+    pub(crate) fn is_final(&self) -> bool {
         self.computed.iter().all(|it| it.as_ref().is_some_and(|it| it.write.is_none()))
     }
 }
 
-/// Evaluates sets on states that are not plain. Of logs `log` is assumed: a call with logs has one set, on which the script decides.
-pub(in crate::redis) fn compute_sets<'a>(
+/// Evaluates sets on states that are not plain. The outcome `log` is assumed for logs: a call with logs has one set, on which the script
+/// decides.
+pub(crate) fn compute_sets<'a>(
     call: &SetCall<'_>,
     doubts: &[Option<FailoverGuard>],
     snapshots: &'a Snapshots,
@@ -115,7 +116,8 @@ fn is_decided(call: &SetCall<'_>, state: usize, answers: &[SetAnswer]) -> bool {
     })
 }
 
-/// Evaluates all sets in order. Returns also how many take from each state. `taken` is what a script says of each group.
+/// Evaluates all sets in order. Returns also how many take from each state. `taken` is the number of admitted sets of each group, from a
+/// script.
 fn evaluate_groups(
     call: &SetCall<'_>,
     states: &mut [Evaluating<'_, '_>],
@@ -160,7 +162,7 @@ fn evaluate_set(
     let members = set.members.iter().zip(numbers).zip(outcomes);
     let decisions = members.map(|((member, number), outcome)| {
         let state = &mut states[*number];
-        // A limit that denies by itself may keep what a denial keeps.
+        // A limit that denies by itself may count the denial.
         if all || !outcome.is_admitted() {
             state.take(member.ask, outcome, now);
         }
@@ -171,7 +173,7 @@ fn evaluate_set(
 
 /// A state that sets are evaluated on.
 enum Evaluating<'a, 'n> {
-    /// `next` is the state after the ask that was looked at last.
+    /// `next` is the state after the last ask that was looked at.
     State {
         limit: &'a Limit,
         state: State,
@@ -192,7 +194,7 @@ struct LogEvaluating<'n> {
     view: LogView,
     starts: Starts,
     numbers: Reader<'n>,
-    /// The start of the next ask, if it has been looked at and not been taken.
+    /// The start of the next ask, if it was peeked at and not taken.
     ahead: Option<i64>,
     memory: Memory,
 }
@@ -208,7 +210,7 @@ impl<'a, 'n> Evaluating<'a, 'n> {
         Ok(Self::Log { limit, log })
     }
 
-    /// What the next ask would be answered.
+    /// The outcome of the next ask.
     fn look(&mut self, ask: Ask, now: Timestamp) -> Result<Outcome, StoreError> {
         match self {
             Self::State { limit, state, next } => {
@@ -229,7 +231,7 @@ impl<'a, 'n> Evaluating<'a, 'n> {
         }
     }
 
-    /// Takes what was looked at.
+    /// Takes the permits of the ask that was looked at.
     fn take(&mut self, ask: Ask, outcome: Outcome, now: Timestamp) {
         match self {
             Self::State { state, next, .. } => {
@@ -264,8 +266,8 @@ impl<'a, 'n> Evaluating<'a, 'n> {
     }
 }
 
-/// The answer to one set with logs, on which the script has decided: what was computed of the other states, and what the logs say.
-pub(in crate::redis) fn with_logs(
+/// The answer to one set with logs, on which the script has decided: the computed states, and the answers of the logs.
+pub(crate) fn with_logs(
     computed: SetsEvaluated,
     call: &SetCall<'_>,
     mut numbers: Reader<'_>,

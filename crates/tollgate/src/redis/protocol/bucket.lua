@@ -12,7 +12,7 @@ local tick, unit, flow, size, queue, since
 own, tick, unit, flow, size, queue, since, cost, wait, count, parts, position =
   struct.unpack('>I4c0dddddddddd', numbers, position)
 local full, at = size * unit, (now - now % tick) / tick
--- The level is what could be taken, in units: tokens, or the room above the water.
+-- The level is the number of units that could be taken: tokens, or the room above the water.
 local level = full
 local stored = call('HMGET', key, AMOUNT, DATED, 'limit', 'frac', 'leases')
 if stored[3] == own and not stored[5] then
@@ -40,7 +40,7 @@ struct.pack('>dd', level, at)
 -- @fit
 local units = cost * unit
 if queue == 1 then
-  -- A request starts when all water ahead of it has flowed out. As many as find room, the last of them within its wait.
+  -- A request starts when all water ahead of it has flowed out. Requests are admitted while there is room and the wait is accepted.
   fit = floor(level / units)
   if wait >= 0 then
     local water = full - level
@@ -50,7 +50,7 @@ if queue == 1 then
 else
   fit = floor(level / units)
   if fit < count and wait > 0 then
-    -- What flows until the last of them starts can be promised now, unless it would overflow.
+    -- The flow until the start of the last request can be reserved now, unless it would overflow.
     if units + flow - 1 > full then
       @rare
     end
@@ -64,7 +64,7 @@ local units, start = cost * unit, floor(wait / tick)
 if queue == 1 or start > at or level < 0 then
   @rare
 end
--- What has flowed back since the start is not owed a second time.
+-- Permits that have flowed back since the start are not given back a second time.
 local credit = units - (at - start) * flow
 if credit > 0 and level < full then
   level, changed = min(full, level + credit), true

@@ -1,7 +1,7 @@
 //! The state of a token bucket or a leaky bucket, as `bucket.lua` and `lend.lua` keep it.
 
-use tollgate_core::algorithm::{BucketState, LeaseBucket, LeaseState};
-use tollgate_core::{LeakyMode, Limit, Micros, State, Timestamp, TokenBucket};
+use tollgate_core::algorithm::{Algorithm, BucketState, LeaseBucket, LeaseState};
+use tollgate_core::{LeakyMode, Micros, State, Timestamp, TokenBucket};
 
 use super::fields::{Fields, NewFields};
 use super::numbers::{Numbers, Reader};
@@ -19,7 +19,7 @@ pub(super) const TOKENS: Names = Names { amount: "tokens", dated: "last_refill",
 pub(super) const WATER: Names = Names { amount: "level", dated: "last_leak", is_water: true };
 
 pub(super) fn parameters(it: &TokenBucket, mode: LeakyMode, numbers: &mut Numbers) {
-    numbers.add([it.tick(), it.unit(), it.flow(), it.capacity()].map(|number| number as i64));
+    numbers.add(it.parts().map(|number| number as i64));
     numbers.add([i64::from(mode == LeakyMode::Queue)]);
 }
 
@@ -28,7 +28,7 @@ pub(super) fn plain(numbers: &mut Reader<'_>) -> Result<State, StoreError> {
     Ok(State::Bucket(BucketState { level, at }))
 }
 
-/// What `lend.lua` answers.
+/// The state that `lend.lua` answers.
 pub(super) fn plain_lent(numbers: &mut Reader<'_>) -> Result<State, StoreError> {
     let [level, at, life, epoch, out, out_before] = numbers.take()?;
     let bucket = BucketState { level, at };
@@ -48,8 +48,8 @@ pub(super) fn stored(
 ) -> Result<State, String> {
     let (amount, dated) = (fields.needed(names.amount)?, fields.needed(names.dated)?);
     let frac = fields.number("frac")?.unwrap_or(0);
-    let (size, unit, flow) = (it.capacity() as i64, it.unit() as i64, it.flow() as i64);
-    // Bounds hold values that Tollgate has not written: debts and reservations reach to a bucketful and a tick below empty.
+    let (size, unit, flow) = (it.size() as i64, it.unit() as i64, it.flow() as i64);
+    // The bounds keep foreign values in range: debts and reservations go at most one capacity and one tick below empty.
     let beyond = size + it.flow().div_ceil(it.unit()) as i64;
     let units = amount.min(size + beyond).max(-beyond) * unit + frac.min(unit - 1).max(0);
     let full = size * unit;
@@ -92,7 +92,7 @@ pub(super) fn fields(it: &TokenBucket, names: Names, state: &State, fields: &mut
         | State::Carried(_) => return,
     };
     let (unit, tick) = (it.unit() as i64, it.tick() as i64);
-    let amount = if names.is_water { it.capacity() as i64 * unit - bucket.level } else { bucket.level };
+    let amount = if names.is_water { it.size() as i64 * unit - bucket.level } else { bucket.level };
     fields.set(names.amount, amount.div_euclid(unit));
     fields.set(names.dated, bucket.at * tick);
     let frac = amount.rem_euclid(unit);
@@ -101,21 +101,7 @@ pub(super) fn fields(it: &TokenBucket, names: Names, state: &State, fields: &mut
     }
 }
 
-/// The fields beside those that every bucket has.
+/// Whether a field is optional in a bucket.
 pub(super) fn is_optional(name: &str) -> bool {
     matches!(name, "frac" | "leases" | "forgone")
-}
-
-/// The bucket that lends, if the limit does. A queue spaces its callers, which a lease would undo.
-pub(crate) const fn lender(limit: &Limit) -> Option<&TokenBucket> {
-    match limit {
-        Limit::TokenBucket(it) => Some(it),
-        Limit::LeakyBucket(it) if matches!(it.mode(), LeakyMode::Meter) => Some(it.room()),
-        Limit::LeakyBucket(_)
-        | Limit::IntervalBucket(_)
-        | Limit::FixedWindow(_)
-        | Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::CalendarQuota(_) => None,
-    }
 }

@@ -2,7 +2,7 @@
 --
 -- A hash with
 --   end    when the period ends, in microseconds
---   count  permits taken in it, under whichever limit
+--   count  permits taken in it, under any limit
 -- Numbers of the limit: limit in permits; no period is longer, in microseconds; six instants, one after another, at which periods begin: two
 -- before the period that the server's clock was last seen in, and two after it.
 -- @read
@@ -26,7 +26,7 @@ end
 local finish, taken = 0, 0
 local stored = call('HMGET', key, 'end', 'count')
 if stored[1] or stored[2] then
-  -- Either of them alone is no state.
+  -- One field alone is not a state.
   finish, taken = (stored[1] or math.huge) + 0, (stored[2] or -1) + 0
   if not (finish - now <= 2 * horizon and taken >= 0 and taken <= 6755399441055744) then
     @rare

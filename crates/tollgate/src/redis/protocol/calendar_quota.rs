@@ -1,22 +1,22 @@
 //! The state of a calendar quota, as `calendar_quota.lua` keeps it.
 
-use tollgate_core::algorithm::CalendarState;
+use tollgate_core::algorithm::{Algorithm, CalendarState};
 use tollgate_core::{Calendar, CalendarQuota, Period, State, Timestamp};
 
 use super::fields::{Fields, NewFields};
 use super::numbers::{Numbers, Reader};
 use crate::redis::error::StoreError;
 
-/// Counts are history, of whichever limit: only a count that no limit can have written is cut.
+/// The largest count that any limit can have written. Larger counts are cut.
 pub(super) const COUNT_MAX: i64 = 3 << 51;
 
-/// For a server whose clock shows about this.
+/// Adds the parameters, for a server whose clock shows about this time.
 pub(super) fn parameters(it: &CalendarQuota, about: Timestamp, numbers: &mut Numbers) {
-    numbers.add([it.limit() as i64, it.horizon().get() as i64]);
+    numbers.add([it.size() as i64, it.horizon().get() as i64]);
     numbers.add(periods_around(it.calendar(), about).map(|instant| instant.as_micros() as i64));
 }
 
-/// When the periods begin around an instant: the server reads its own clock, which may be a little further.
+/// The starts of the periods around an instant. The server reads its own clock, which may be in a neighbouring period.
 fn periods_around(calendar: &Calendar, about: Timestamp) -> [Timestamp; 6] {
     let before = |instant: Timestamp| {
         let just_before = Timestamp::from_micros(instant.as_micros().saturating_sub(1));

@@ -1,4 +1,4 @@
-//! Commands as they are sent.
+//! Commands for the server.
 
 use redis::Cmd;
 use smallvec::SmallVec;
@@ -7,7 +7,7 @@ use tollgate_core::{Ask, LeakyMode, Limit, Timestamp};
 use super::fields::{Difference, Snapshots};
 use super::numbers::Numbers;
 use super::scripts::{SCRIPTS, Script, kind};
-use super::state::{add_parameters, lends};
+use super::state::add_parameters;
 use super::{Change, FailoverGuard, Question, is_sent, sliding_log};
 use crate::backend::LeaseRequest;
 use crate::redis::limit::StoredLimit;
@@ -18,7 +18,7 @@ use crate::redis::server::ServerContext;
 pub(crate) struct Command {
     pub(crate) said: Cmd,
     pub(crate) script: Option<&'static Script>,
-    /// Whether it writes: an answer to one that does shows that the server decides.
+    /// Whether it writes. An answer to a write shows that the server decides.
     pub(crate) writes: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn evalsha<'a>(script: &'static Script, keys: impl ExactSizeIterator<
     Command { said: command, script: Some(script), writes: true }
 }
 
-/// A call of a script on states, with its numbers, and the time if it is not to read its own.
+/// A call of a script on states, with its numbers, and with the time if the script may not read it.
 fn on_states<'a>(
     script: &'static Script,
     keys: impl ExactSizeIterator<Item = &'a str>,
@@ -48,35 +48,32 @@ fn on_states<'a>(
 }
 
 impl Numbers {
-    /// Adds what a script must know of a limit and of the server.
+    /// Adds the parameters of a limit, and the distrust of the server.
     fn add_limit(&mut self, limit: &StoredLimit, doubt: Option<FailoverGuard>, about: Timestamp) {
         match &limit.numbers {
             Some(fixed) => self.0.extend_from_slice(fixed),
             None => add_parameters(self, &limit.limit, about),
         }
-        // A log is believed.
-        if !matches!(limit.limit, Limit::SlidingLog(_)) {
+        // A log is trusted.
+        if !limit.is_log() {
             self.add([doubt.map_or(0, |doubt| doubt.since.as_micros() as i64)]);
         }
     }
 }
 
-/// The wait that a script is told: -1 for none stated, where that makes a difference.
-const fn accepted_wait(limit: &Limit, ask: Ask) -> i64 {
+/// The accepted wait for a script: -1 if none is stated, for a queue.
+fn accepted_wait(limit: &Limit, ask: Ask) -> i64 {
     match (ask.wait, limit) {
-        (Some(wait), _) => {
-            let (wait, horizon) = (wait.get(), limit.horizon().get());
-            (if wait < horizon { wait } else { horizon }) as i64
-        }
+        (Some(wait), _) => wait.min(limit.horizon()).get() as i64,
         (None, Limit::LeakyBucket(it)) if matches!(it.mode(), LeakyMode::Queue) => -1,
         (None, _) => 0,
     }
 }
 
-/// Equal asks in a row: cost, accepted wait, how many. A run of none only looks.
+/// Equal asks in a row: cost, accepted wait, count. A count of 0 only peeks.
 type Run = (u64, i64, u64);
 
-/// What a script is asked for: questions in runs, leaving out those whose answer needs nothing but the state.
+/// The runs of questions for a script. Questions that the state alone answers are left out.
 fn runs(limit: &Limit, questions: &[Question]) -> SmallVec<[Run; 1]> {
     let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
     for question in questions {
@@ -99,7 +96,7 @@ fn runs(limit: &Limit, questions: &[Question]) -> SmallVec<[Run; 1]> {
     runs
 }
 
-/// What is to be lent after all questions of a call: at most one of them borrows.
+/// The permits to lend after all questions of a call. At most one question borrows.
 pub(crate) fn wanted(questions: &[Question]) -> Option<LeaseRequest> {
     questions.iter().rev().find_map(|question| match question {
         Question::Borrow(_, wanted) => Some(**wanted),
@@ -107,11 +104,11 @@ pub(crate) fn wanted(questions: &[Question]) -> Option<LeaseRequest> {
     })
 }
 
-/// Whether a call on these questions is one of the script that lends permits and counts them as out. It also decides while permits are out,
-/// which a plain script cannot, but on no request that waits.
+/// Whether these questions go to the script that lends permits and counts them as out. Unlike a plain script, it also decides while
+/// permits are out, but not on requests that wait.
 pub(crate) fn is_lending(limit: &StoredLimit, questions: &[Question]) -> bool {
     match wanted(questions) {
-        Some(wanted) => wanted.terms.counts_out() && lends(&limit.limit),
+        Some(wanted) => wanted.terms.counts_out() && limit.limit.lender().is_some(),
         None => {
             limit.counts_out && questions.iter().all(|it| it.ask().wait.is_none_or(|wait| wait.get() == 0))
         }
@@ -147,11 +144,10 @@ pub(crate) fn ask(
     for (cost, wait, count) in &runs {
         numbers.add([*cost as i64, *wait, *count as i64, 0]);
     }
-    let is_log = matches!(limit.limit, Limit::SlidingLog(_));
-    if runs.is_empty() && !lends && !(is_log && kind == Kind::FullLog) {
+    if runs.is_empty() && !lends && !(limit.is_log() && kind == Kind::FullLog) {
         numbers.add([1, 0, 0, 0]);
     }
-    // Nobody has more permits to lend, and nobody cuts them into more parts.
+    // No limit has more permits or parts.
     let cut = |number: u64| number.min(1 << 52) as i64;
     match wanted(questions) {
         Some(LeaseRequest { permits, parts, terms }) if lends => {
@@ -167,7 +163,7 @@ pub(crate) fn ask(
     on_states(script, [key].into_iter(), &numbers, to.now)
 }
 
-/// What a check sends beside its key and the time: the script, and its last argument.
+/// The script and the last argument that a check sends beside its key and the time.
 pub(crate) fn wire(limit: &StoredLimit, ask: Ask) -> (&'static str, Vec<u8>) {
     let mut numbers = Numbers(Vec::new());
     numbers.add_limit(limit, None, Timestamp::default());
@@ -183,11 +179,10 @@ pub(crate) fn change(
     doubt: Option<FailoverGuard>,
     to: ServerContext,
 ) -> Command {
-    let is_log = matches!(limit.limit, Limit::SlidingLog(_));
-    let script = if is_log { &SCRIPTS.full_log } else { SCRIPTS.of(&limit.limit) };
+    let script = if limit.is_log() { &SCRIPTS.full_log } else { SCRIPTS.of(&limit.limit) };
     let mut numbers = Numbers(Vec::with_capacity(96));
     numbers.add_limit(limit, doubt, to.about);
-    // Larger costs say no more: every algorithm cuts them.
+    // Every algorithm cuts larger costs.
     let size = limit.limit.size();
     for change in changes {
         match change {
@@ -205,18 +200,18 @@ pub(crate) fn read<'a>(keys: impl ExactSizeIterator<Item = &'a str>, to: ServerC
     Command { writes: false, ..on_states(&SCRIPTS.read, keys, &Numbers(Vec::new()), to.now) }
 }
 
-/// A state that was computed here.
+/// A computed state.
 pub(crate) struct Computed<'a> {
     /// The fields that it was computed from.
     pub(crate) snapshot: &'a [u8],
-    /// What has to be written, and for how many milliseconds the state matters. None: it stays as it is.
+    /// The fields to write, and the time to live in milliseconds. `None`: the state stays unchanged.
     pub(crate) write: Option<(Difference, u64)>,
     /// How many sets take from it.
     pub(crate) takers: u64,
 }
 
 impl Numbers {
-    /// Adds a state that was computed here.
+    /// Adds a computed state.
     fn add_computed(
         &mut self,
         (marks, enforced): (bool, bool),
@@ -245,7 +240,7 @@ impl Numbers {
         self.add([ask.cost as i64, accepted_wait(limit, ask), askers as i64, 0]);
     }
 
-    /// Adds a log, with what was read of it at an instant.
+    /// Adds a log, with its snapshot of an instant.
     fn add_log(&mut self, member: &Member, askers: usize, (snapshot, at): (&[u8], Timestamp)) {
         let (limit, ask) = (member.limit(), member.ask);
         self.0.extend_from_slice(&[kind(limit), u8::from(member.enforced)]);
@@ -257,7 +252,7 @@ impl Numbers {
         self.add([at.as_micros() as i64]);
     }
 
-    /// Whether there is a state that is common to all sets, and how many sets and states of its own each group has.
+    /// Whether the sets share a state, and the number of sets and of own states of each group.
     fn of_groups(call: &SetCall<'_>) -> Self {
         let mut numbers = Self(Vec::with_capacity(2 + 8 * call.groups.len() + 128 * call.states.len()));
         let common = usize::from(call.has_shared);
@@ -271,7 +266,7 @@ impl Numbers {
     }
 }
 
-/// The call that writes one state that was computed here, if it is still the one that it was computed from.
+/// The call that writes one computed state, if the stored state has not changed.
 pub(crate) fn commit(
     key: &str,
     snapshot: &[u8],
@@ -302,7 +297,7 @@ pub(crate) fn ask_sets(
     on_states(script, call.keys(), &numbers, to.now)
 }
 
-/// The same with states that were computed here at an instant. The others are logs, on which the script decides as of that instant.
+/// The call that writes computed states of an instant. The other states are logs, on which the script decides as of that instant.
 pub(crate) fn commit_sets(
     call: &SetCall<'_>,
     (computed, marks): (&[Option<Computed<'_>>], bool),
@@ -333,7 +328,7 @@ pub(crate) fn forget(key: &str) -> Command {
     Command { said, script: None, writes: true }
 }
 
-/// The call that says that a node lives.
+/// The heartbeat of a node.
 pub(crate) fn live(key: &str, node: &str, counts_for_us: i64, now: Option<Timestamp>) -> Command {
     let mut numbers = Numbers(Vec::new());
     numbers.add([counts_for_us]);

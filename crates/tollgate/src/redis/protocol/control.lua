@@ -1,7 +1,7 @@
--- Changes what all nodes go by, a policy or tiers, if that is still what the caller has read.
+-- Changes data shared by all nodes, a policy or tiers, if it is still the version that the caller has read.
 --
 -- KEYS[1]  hash with number and epoch of its last change
--- KEYS[2]  optional: another such hash, which gets the changes and then takes the place of KEYS[1]
+-- KEYS[2]  optional: another such hash, which gets the changes and then replaces KEYS[1]
 -- ARGV[1]  milliseconds to live, or '' for no end
 -- ARGV[2]  how many of the following are fields by turns with their values; then come fields to remove, and at last, for each key, the number
 --          (0 for none) and the epoch ('' for none) that were read

@@ -1,4 +1,4 @@
-//! Commands that read and change what all nodes go by.
+//! Commands that read and change the data shared by all nodes.
 
 use std::time::Duration;
 
@@ -34,9 +34,9 @@ fn reading(name: &str, keys: &[&str]) -> Command {
 /// A change to a hash that has a version.
 #[derive(Default)]
 pub(crate) struct VersionedChange<'a> {
-    /// A hash with a version of its own, which gets the changes and then takes the place of the first.
+    /// A hash with a version of its own, which gets the changes and then replaces the first.
     pub(crate) replacement: Option<(&'a str, &'a Version)>,
-    /// How long the hash lives from now on, if it does not stay.
+    /// The time to live of the hash, if it has one.
     pub(crate) lives_for: Option<Duration>,
     /// Fields to set. At least one: the version.
     pub(crate) set: Vec<(String, String)>,

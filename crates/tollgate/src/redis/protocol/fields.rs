@@ -1,4 +1,4 @@
-//! The fields of a hash as they are stored, and what is to be written to them.
+//! The stored fields of a hash, and the changes to write.
 
 use std::borrow::Cow;
 
@@ -61,19 +61,19 @@ impl<'a> Fields<'a> {
         self.get(name).map(|value| number(name, value)).transpose()
     }
 
-    /// The same for a field that must be there.
+    /// A required field that holds a number.
     pub(crate) fn needed(&self, name: &str) -> Result<i64, String> {
         self.number(name)?.ok_or_else(|| format!("the field {name} is missing"))
     }
 }
 
-/// Whole numbers that are exact in a double.
+/// Reads a whole number that is exact in a double.
 pub(super) fn number(name: &str, value: &str) -> Result<i64, String> {
     let number = value.parse().ok().filter(|number: &i64| number.unsigned_abs() < 1 << 53);
     number.ok_or_else(|| format!("the field {name} is not a number: {}", value.escape_debug()))
 }
 
-/// Fields of a state as they are to be.
+/// The wanted fields of a state.
 #[derive(Debug, Default)]
 pub(crate) struct NewFields {
     fields: Vec<(Cow<'static, str>, String)>,
@@ -84,7 +84,7 @@ impl NewFields {
         self.fields.push((name.into(), value.to_string()));
     }
 
-    /// What has to be written: the changed fields; and of the fields that the algorithm knows, those that are not wanted any longer.
+    /// The changes to write: changed fields, and known fields that are not wanted any more.
     pub(super) fn differences(&self, stored: &Fields<'_>, is_known: impl Fn(&str) -> bool) -> Difference {
         let changed = self.fields.iter().filter(|(name, value)| stored.get(name) != Some(value));
         let removed =
@@ -96,7 +96,7 @@ impl NewFields {
     }
 }
 
-/// What has to be written to make the stored fields the wanted ones.
+/// The changes that turn the stored fields into the wanted ones.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Difference {
     /// Names and values in turn.
@@ -143,7 +143,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// A length of so many bytes, and the rest.
+/// Reads a length of `N` bytes. Returns also the rest.
 fn length<const N: usize>(bytes: &[u8]) -> Result<(usize, &[u8]), StoreError> {
     let (length, rest) = bytes.split_first_chunk::<N>().ok_or_else(odd)?;
     Ok((length.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), rest))
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_and_forgotten_fields_are_written() {
+    fn only_changed_and_removed_fields_are_written() {
         let bytes = [0x96, 0xa1, b'a', 0xa1, b'1', 0xa1, b'b', 0xa1, b'2', 0xa1, b'z', 0xa1, b'9'];
         let stored = Fields::parse(&bytes).unwrap();
         let mut wanted = NewFields::default();

@@ -2,7 +2,7 @@
 --
 -- A hash with
 --   window  when the window began, in microseconds
---   count   permits taken; beyond the limit they are promised to the following windows
+--   count   permits taken; permits above the limit are reserved in the following windows
 --   limit   the limit that it was written under: limit/length; a suffix marks a state that is not plain
 -- Numbers of the limit: limit in permits, the window in microseconds, 1 if denied requests count.
 -- @read
@@ -25,7 +25,7 @@ if stored[3] == own then
 elseif stored[1] or stored[2] or stored[3] then
   @rare
 end
--- The window in which the server took over has nothing left.
+-- The window in which the server took over counts as used up.
 if since > 0 and window == floor(since / length) and taken < limit then
   @rare
 end

@@ -1,6 +1,6 @@
 //! The state of a fixed window, as `fixed_window.lua` keeps it.
 
-use tollgate_core::algorithm::WindowState;
+use tollgate_core::algorithm::{Algorithm, WindowState};
 use tollgate_core::{FixedWindow, State};
 
 use super::fields::{Fields, NewFields};
@@ -8,7 +8,7 @@ use super::numbers::{Numbers, Reader};
 use crate::redis::error::StoreError;
 
 pub(super) fn parameters(it: &FixedWindow, numbers: &mut Numbers) {
-    numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
+    numbers.add([it.size() as i64, it.horizon().get() as i64, i64::from(it.counts_denied())]);
 }
 
 pub(super) fn plain(numbers: &mut Reader<'_>) -> Result<State, StoreError> {
@@ -17,15 +17,15 @@ pub(super) fn plain(numbers: &mut Reader<'_>) -> Result<State, StoreError> {
 }
 
 pub(super) fn stored(it: &FixedWindow, fields: &Fields<'_>) -> Result<State, String> {
-    let window = fields.needed("window")?.div_euclid(it.window().get() as i64);
-    // Bounds hold values that Tollgate has not written.
-    let count = fields.needed("count")?.min(3 * it.limit() as i64).max(0);
+    let window = fields.needed("window")?.div_euclid(it.horizon().get() as i64);
+    // The bounds keep foreign values in range.
+    let count = fields.needed("count")?.min(3 * it.size() as i64).max(0);
     Ok(State::Window(WindowState { window, count }))
 }
 
 pub(super) fn fields(it: &FixedWindow, state: &State, fields: &mut NewFields) {
     if let State::Window(state) = state {
-        fields.set("window", state.window * it.window().get() as i64);
+        fields.set("window", state.window * it.horizon().get() as i64);
         fields.set("count", state.count);
     }
 }

@@ -1,17 +1,17 @@
 -- The log of sliding_log.lua in every state: denials, reservations, refunds, a clock that was set back.
 --
 -- It may hold members that are no longer part of the log: then the member SUM:0:0 with the score -inf says that permits up to SUM are gone.
--- Sums start again at 2^53, or a key that is never idle would one day run out of them: what is compared is how far apart two are.
+-- Sums start again at 2^53, so that a key that is never idle does not run out of them. Two sums are compared by their difference.
 --
 -- Numbers of the limit: limit in permits, the window in microseconds, 1 if denied requests count; how long entries are kept in microseconds
 -- and how many of those that are older than the window; the same two for as long as an earlier limit still matters, and until when that is
--- in microseconds. Then what single.lua describes; here count 0 only asks when a request could start, and -2 charges `cost`.
+-- in microseconds. Then the steps as in single.lua; here count 0 only asks when a request could start, and -2 charges `cost`.
 --
 -- Returns numbers: how many were admitted; now; the time that counts as now, permits that count, the oldest start that counts (-1: none),
 -- the earliest start that keeps the order, all before the first step; and then for each run: how many groups, and for each group how many
 -- asks and their start.
 local MEMBER, SUMS = '%016.0f:%.0f:%.0f', 9007199254740992
--- The most members that one call removes: a large log that expires must not hold the server up.
+-- The most members that one call removes: a large log that expires must not block the server.
 local TRIM_MAX = 64
 local limit, length, counts_denied, retention, retained, earlier_retention, earlier_retained, lapses_at
 own, limit, length, counts_denied, retention, retained, earlier_retention, earlier_retained, lapses_at, position =
@@ -20,12 +20,12 @@ if now < lapses_at then
   retention, retained = earlier_retention, earlier_retained
 end
 
--- From one sum to a later one.
+-- The difference of a sum and a later one.
 local function apart(sum, before)
   return (sum - before) % SUMS
 end
 
--- What a member and its score say: start, sum, cost, lead. Nothing beyond the newest.
+-- The start, sum, cost and lead of a member. Nothing beyond the newest.
 local function parsed(found)
   if found[1] then
     local sum, cost, lead = string.match(found[1], '^(%d+):(%d+):(-?%d+)$')
@@ -78,7 +78,7 @@ local function first_after(instant)
   elseif left == 0 then
     return 0
   end
-  -- A window that is longer than this log was kept for comes to members that are no part of it.
+  -- A window that is longer than the retention of this log reaches members that are not part of it.
   start, sum = entry(bisect(rank_after(instant), call('ZCARD', key) - 1, function(rank)
     return apart(newest_sum, (select(2, entry(rank)))) < left
   end))

@@ -1,4 +1,4 @@
--- Behind full_log_state.lua: takes the steps one after another. full_log_save.lua writes.
+-- Follows full_log_state.lua: takes the steps one after another. full_log_save.lua writes.
 local popped
 local admitted, changed, reply = 0, false, { time, used, oldest, earliest }
 while position <= #numbers do
@@ -24,12 +24,12 @@ while position <= #numbers do
           entries = { last }
         end
       else
-        -- The younger entries stay, so no more comes free than the true history would free.
+        -- The younger entries stay, so a refund frees no more than the true history would.
         held = held - min(permits, held)
       end
       last.cost, last.changed = min(last.cost, held), true
       if held == 0 then
-        -- A log without permits keeps the time, and holds nobody up.
+        -- A log without permits keeps the time, and delays no request.
         last.start, fresh, entries = time, true, { last }
       end
     end

@@ -1,4 +1,4 @@
--- Behind full_log_decide.lua: writes the entries that are new or changed, and removes some that have expired.
+-- Follows full_log_decide.lua: writes the entries that are new or changed, and removes some that have expired.
 
 -- How many of the first members can be removed when permits up to `gone` are gone, and whether the log must say so.
 local function removable(gone)
@@ -19,7 +19,7 @@ local function save()
   elseif newest then
     call('UNLINK', key)
   end
-  -- Additions go first: they are what a server without memory refuses.
+  -- Additions go first, because a server without memory refuses them.
   for _, it in ipairs(entries) do
     if fresh or it.changed then
       local member = string.format(MEMBER, it.sum, it.cost, it.start - time)

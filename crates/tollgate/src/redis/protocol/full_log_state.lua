@@ -1,9 +1,9 @@
--- Behind full_log.lua: the log as it is now, and when the next request could start.
+-- Follows full_log.lua: the log at this time, and when the next request could start.
 
--- The time that counts as now: never before what this log has seen. Permits that count; permits of all entries that are kept, which may be
+-- The time that counts as now: never before the latest time that this log has seen. Permits that count; permits of all entries that are kept, which may be
 -- older, for a longer window.
 local time, used, held, oldest, oldest_cost = now, 0, 0, -1, nil
--- The newest of the stored entries and those that come behind it. If it is `fresh`, all others are gone.
+-- The newest of the stored entries, and the new entries after it. If it is `fresh`, all others are gone.
 local entries, fresh, redated = {}, true, false
 if newest then
   local start
@@ -21,7 +21,7 @@ if newest then
   fresh, oldest = held == 0, used > 0 and start or -1
   entries[1] = fresh and { start = newest.start, sum = 0, cost = 0 } or newest
   if seen - now > length then
-    -- A clock that was set back by more than a window: all that is kept is one entry, of now.
+    -- If the clock was set back by more than a window, all kept permits become one entry, dated now.
     time, used, fresh, redated, oldest = now, held, true, true, held > 0 and now or -1
     entries[1] = { start = now, sum = held, cost = held }
   end
@@ -31,13 +31,13 @@ local earliest = last and max(time, last.start) or time
 -- Permits that count of the stored entries.
 local used_before = fresh and 0 or used
 
--- One start is one entry, and a log without permits has kept only the time: the new entry takes it in.
+-- Admissions with one start share an entry, and an entry without permits only keeps the time: the new entry replaces it.
 local function add(start, permits)
   if not last or last.start ~= start and last.cost > 0 then
     last = { start = start, sum = last and last.sum or 0, cost = 0 }
     entries[#entries + 1] = last
   end
-  -- In this order nothing in between is beyond 2^53.
+  -- In this order no intermediate result is above 2^53.
   last.start, last.sum, last.cost, last.changed = start, (last.sum - SUMS + permits) % SUMS, last.cost + permits, true
   used, held, earliest = used + permits, held + permits, start
 end

@@ -20,7 +20,7 @@ if stored[3] == own then
   local time = max(now, last)
   local periods = floor((time - last) / period)
   if periods >= ceil((capacity - tokens) / refill) then
-    -- A full bucket has no phase: the next use starts a period.
+    -- A full bucket has no running period. The next take starts one.
     tokens, last = capacity, time
   else
     tokens, last = tokens + periods * refill, last + periods * period

@@ -1,6 +1,6 @@
 //! The state of a token bucket with interval refill, as `interval_bucket.lua` keeps it.
 
-use tollgate_core::algorithm::IntervalState;
+use tollgate_core::algorithm::{Algorithm, IntervalState};
 use tollgate_core::{IntervalBucket, State};
 
 use super::fields::{Fields, NewFields};
@@ -8,7 +8,7 @@ use super::numbers::{Numbers, Reader};
 use crate::redis::error::StoreError;
 
 pub(super) fn parameters(it: &IntervalBucket, numbers: &mut Numbers) {
-    numbers.add([it.capacity(), it.refill(), it.period()].map(|number| number as i64));
+    numbers.add([it.size(), it.refill(), it.period()].map(|number| number as i64));
 }
 
 pub(super) fn plain(numbers: &mut Reader<'_>) -> Result<State, StoreError> {
@@ -17,8 +17,8 @@ pub(super) fn plain(numbers: &mut Reader<'_>) -> Result<State, StoreError> {
 }
 
 pub(super) fn stored(it: &IntervalBucket, fields: &Fields<'_>) -> Result<State, String> {
-    let (capacity, refill) = (it.capacity() as i64, it.refill() as i64);
-    // Bounds hold values that Tollgate has not written.
+    let (capacity, refill) = (it.size() as i64, it.refill() as i64);
+    // The bounds keep foreign values in range.
     let tokens = fields.needed("tokens")?.min(capacity).max(-capacity - refill);
     Ok(State::Interval(IntervalState { tokens, last: fields.needed("last_refill")? }))
 }

@@ -39,7 +39,7 @@ local function refill(to)
     level, at = level + max(0, min(full - (out + before) * unit - level, (to - at) * flow)), to
   end
 end
--- To the end of the epoch: only there are the leases of the one before surely over.
+-- Advances to the end of the epoch. Only then have the leases of the epoch before surely ended.
 local function next_epoch()
   refill((epoch + 1) * life)
   epoch, out, before = epoch + 1, 0, out
@@ -65,7 +65,7 @@ local lent = max(0, min(wanted, ceil(floor(level / unit) / parts)))
 if lent > 0 then
   lasting = max(1, floor(lasting / tick))
   if out + before == 0 or lasting > life then
-    -- Those that are out live less long: as if they were lent now, they count for long enough.
+    -- The leases that are out have a shorter life. Counted as lent now, they count for long enough.
     life, epoch, out, before = lasting, floor(now_tick / lasting), out + before, 0
   end
   level, out = level - lent * unit, out + lent

@@ -1,7 +1,7 @@
-//! What is said to a server and what it answers.
+//! Commands to a server and its answers.
 //!
 //! Each algorithm has a script and a codec of the same name: `bucket.lua` beside `bucket.rs`. A script decides on plain states only: written
-//! under the limit that asks, by this server, with nothing promised or left over. It answers with the state as it was before, and the
+//! under the limit that asks, by this server, without reservations and carried debts. It answers with the state as it was before, and the
 //! questions are evaluated on that state in Rust, by the same arithmetic. Any other state is answered as it is stored: then Rust computes the
 //! next state, and a compare-and-set writes it (`set.lua`).
 
@@ -20,7 +20,6 @@ mod state;
 
 use tollgate_core::{Ask, Limit, Micros, Timestamp};
 
-pub(super) use self::bucket::lender;
 pub(super) use self::command::{
     Command, Computed, Kind, ask, ask_sets, change, commit, commit_sets, forget, is_lending, live, read,
     wanted, wire,
@@ -30,7 +29,7 @@ pub(super) use self::fields::{Difference, Fields, Snapshots};
 pub(super) use self::numbers::{Reader, Reply};
 pub(super) use self::scripts::{SCRIPTS, Script};
 pub(super) use self::sliding_log::{LogView, Starts};
-pub(super) use self::state::{Stored, lends, parameters, plain_state, stored_state, write};
+pub(super) use self::state::{Stored, parameters, plain_state, stored_state, write};
 use crate::backend::LeaseRequest;
 use crate::redis::limit::StoredLimit;
 use crate::redis::server::ServerContext;
@@ -40,7 +39,7 @@ use crate::redis::server::ServerContext;
 pub(super) enum Question {
     /// Takes permits.
     Take(Ask),
-    /// The same without taking them.
+    /// Peeks without taking permits.
     Peek(Ask),
     /// Takes permits, and borrows others.
     Borrow(Ask, Box<LeaseRequest>),
@@ -58,7 +57,7 @@ impl Question {
     }
 }
 
-/// A change that asks nothing.
+/// A change without a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     Refund {
@@ -68,7 +67,7 @@ pub(super) enum Change {
     Charge {
         permits: u64,
     },
-    /// What was lent and not spent. It counts once, as return number `number`.
+    /// Gives back lent permits. It counts once, as return number `number`.
     Return {
         permits: u64,
         at: Timestamp,
@@ -78,7 +77,7 @@ pub(super) enum Change {
     },
 }
 
-/// What is not believed of a key: what was written before a server took over may be lost, leases of some life among it.
+/// The distrust of a key: writes before a server took over may be lost, among them leases with this life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FailoverGuard {
     pub(super) since: Timestamp,
@@ -86,7 +85,7 @@ pub(super) struct FailoverGuard {
 }
 
 impl FailoverGuard {
-    /// What is not believed of the keys of a server, for a limit that wants to know.
+    /// The distrust of the keys of a server, for a limit with a failover guard.
     pub(super) fn of(limit: &StoredLimit, server: ServerContext) -> Option<Self> {
         let life = limit.distrust?;
         // The sub-bucket of a counter without others counts until two windows later.
@@ -96,7 +95,7 @@ impl FailoverGuard {
     }
 }
 
-/// Costs of nothing are always admitted, and those above the limit's size never.
-pub(super) const fn is_sent(limit: &Limit, ask: Ask) -> bool {
+/// Whether the store is asked: a cost of 0 is always admitted, and a cost above the size never.
+pub(super) fn is_sent(limit: &Limit, ask: Ask) -> bool {
     ask.cost > 0 && ask.cost <= limit.size()
 }

@@ -1,4 +1,4 @@
-//! Numbers as scripts take and return them: eight bytes each, the highest first.
+//! Numbers as scripts take and return them: eight bytes each, big-endian.
 
 use redis::Value;
 use tollgate_core::Timestamp;
@@ -23,11 +23,11 @@ impl Numbers {
     }
 }
 
-/// What a call on states has answered.
+/// The answer to a call on states.
 pub(crate) enum Reply<'a> {
     /// The states were plain, and the script has decided.
     Decided { first: i64, now: Timestamp, numbers: Reader<'a> },
-    /// Nothing was decided: these are the fields.
+    /// The script has not decided. These are the stored fields.
     Rare { now: Timestamp, snapshots: Snapshots },
 }
 
@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
         Ok(numbers)
     }
 
-    /// So many numbers, to be read apart.
+    /// Splits off `count` numbers, to be read separately.
     pub(crate) fn split(&mut self, count: usize) -> Result<Self, StoreError> {
         let (numbers, rest) = self.0.split_at_checked(count.saturating_mul(8)).ok_or_else(too_short)?;
         self.0 = rest;

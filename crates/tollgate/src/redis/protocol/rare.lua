@@ -1,4 +1,4 @@
--- For the caller to compute with: the fields of states that are hashes; of logs, what changes with every write.
+-- Returns the data from which the caller computes: the fields of hashes, and of logs a value that changes with every write.
 local snapshots = {}
 for number = 1, #KEYS do
   local key = KEYS[number]

@@ -21,15 +21,15 @@ pub(crate) struct Scripts {
     pub(super) full_log: Script,
     /// Decides on sets of limits.
     pub(super) set: Script,
-    /// The same with logs that are not plain, and with states that were computed here, which it writes.
+    /// The same with logs that are not plain, and with computed states, which it writes.
     pub(super) full_set: Script,
     /// Reads states.
     pub(super) read: Script,
-    /// Finds out whether scripts may read the time and then write.
+    /// Tests whether scripts may read the time and then write.
     pub(crate) probe: Script,
-    /// Says that a node lives.
+    /// Sends the heartbeat of a node.
     pub(super) membership: Script,
-    /// Changes what all nodes go by.
+    /// Changes the data shared by all nodes.
     pub(super) control: Script,
 }
 
@@ -79,15 +79,15 @@ pub(super) const fn kind(limit: &Limit) -> u8 {
 
 impl Scripts {
     fn compose() -> Self {
-        let bodies = BODIES.map(|(text, names)| Text(text).with_names(names));
+        let bodies = BODIES.map(|(text, names)| with_names(text, names));
         let branches: [String; ALGORITHMS] = std::array::from_fn(|number| {
-            let with_sections = Text(SET_ALGORITHM).with_sections(&bodies[number]);
+            let with_sections = with_sections(SET_ALGORITHM, &bodies[number]);
             with_sections.replace("@kind", &(number + 1).to_string())
         });
         // The log is the last one.
         let hashes = branches[..ALGORITHMS - 1].concat();
         let full_log = FULL_LOG.concat();
-        let lend_of = |names| finish(&Text(LEND).with_names(names), RARE);
+        let lend_of = |names| finish(&with_names(LEND, names), RARE);
         // A state that is not plain ends the function that reads it; the fields are read behind it.
         let (steps, end) = SET.split_once("\n@rare").unwrap_or((SET, ""));
         let set_of = |algorithms: &str| {
@@ -95,9 +95,7 @@ impl Scripts {
             Script::new(format!("{text}\n{RARE}{end}"))
         };
         Self {
-            single: bodies
-                .each_ref()
-                .map(|text| Script::new(finish(&Text(SINGLE).with_sections(text), RARE))),
+            single: bodies.each_ref().map(|text| Script::new(finish(&with_sections(SINGLE, text), RARE))),
             lend: [TOKENS, WATER].map(|names| Script::new(lend_of(names))),
             full_log: Script::new(finish(&SINGLE_FULL_LOG.replace("@log", &full_log), "")),
             set: set_of(&branches.concat()),
@@ -119,7 +117,7 @@ impl Scripts {
         &self.lend[usize::from(matches!(limit, Limit::LeakyBucket(_)))]
     }
 
-    /// All but the probe: what a server must know before it is asked.
+    /// All scripts except the probe. A server must know them before the first call.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Script> {
         let others = [&self.full_log, &self.set, &self.full_set, &self.read, &self.membership, &self.control];
         self.single.iter().chain(&self.lend).chain(others)
@@ -133,32 +131,25 @@ impl Script {
     }
 }
 
-/// A text with places for others.
-struct Text<'a>(&'a str);
-
-impl Text<'_> {
-    /// With the names of the fields of a bucket.
-    fn with_names(&self, names: Names) -> String {
-        let quoted = |name: &str| format!("'{name}'");
-        let is_water = names.is_water.to_string();
-        self.0
-            .replace("AMOUNT", &quoted(names.amount))
-            .replace("DATED", &quoted(names.dated))
-            .replace("WATER", &is_water)
-    }
-
-    /// With the sections of an algorithm, which begin with lines `-- @name`, in the places of their names.
-    fn with_sections(&self, algorithm: &str) -> String {
-        let mut text = self.0.to_owned();
-        for section in algorithm.split("-- @").skip(1) {
-            let (name, body) = section.split_once('\n').unwrap_or((section, ""));
-            text = text.replace(&format!("@{name}\n"), body);
-        }
-        text
-    }
+/// Puts the field names of a bucket into a text.
+fn with_names(text: &str, names: Names) -> String {
+    let quoted = |name: &str| format!("'{name}'");
+    text.replace("AMOUNT", &quoted(names.amount))
+        .replace("DATED", &quoted(names.dated))
+        .replace("WATER", &names.is_water.to_string())
 }
 
-/// Puts in what all scripts have in common, and what is done with a state that is not plain.
+/// Puts the sections of an algorithm, which begin with lines `-- @name`, into the places of their names.
+fn with_sections(frame: &str, algorithm: &str) -> String {
+    let mut text = frame.to_owned();
+    for section in algorithm.split("-- @").skip(1) {
+        let (name, body) = section.split_once('\n').unwrap_or((section, ""));
+        text = text.replace(&format!("@{name}\n"), body);
+    }
+    text
+}
+
+/// Inserts the common parts of scripts, and the handling of a state that is not plain.
 fn finish(text: &str, rare: &str) -> String {
     let mut finished = String::new();
     for line in text.lines() {
@@ -183,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_is_filled_and_names_differ() {
+    fn scripts_have_no_open_placeholders_and_different_names() {
         let scripts: Vec<_> = SCRIPTS.all().collect();
         for script in &scripts {
             for line in script.source.lines().filter(|line| !line.trim_start().starts_with("--")) {
@@ -195,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_can_be_read_in_one_sitting() {
+    fn script_sources_stay_short() {
         let frames = [TIME, RARE, SINGLE, SET, SET_ALGORITHM, SET_FULL_LOG, SINGLE_FULL_LOG, LEND];
         let others = [include_str!("membership.lua"), include_str!("control.lua")];
         let bodies = BODIES.iter().map(|(text, _)| text);

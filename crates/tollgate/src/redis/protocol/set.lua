@@ -10,7 +10,7 @@
 --            then the fields that it was computed from, how many texts follow of fields to remove, and the texts
 --
 -- Returns numbers: 0, now, how many sets of each group were taken, and the states before. If a state is not plain, or is not the one that
--- was computed from, nothing is taken: -1, now, and the fields of all states that are hashes.
+-- the caller has computed from, nothing is taken: -1, now, and the fields of all states that are hashes.
 @time
 local numbers, call_groups, position = ARGV[1], nil, nil
 -- By group, the first of which is the common state: the number of its last state, how many sets it has, how many of them are taken.
@@ -48,7 +48,7 @@ step = function(i, group, most)
       texts[number], position = struct.unpack('>I4c0', numbers, position)
     end
     if cmsgpack.pack(call('HGETALL', key)) ~= own then
-      -- Others have changed it. From now on they compute it as well, or their calls would always be first.
+      -- Other nodes have changed it. The mark makes them compute it too, or their calls would always be first.
       local limit = kind == 0 and call('HMGET', key, 'limit')[1]
       if limit and not string.find(limit, ' over ', 1, true) then
         call('HSET', key, 'limit', limit .. ' over 0 0')

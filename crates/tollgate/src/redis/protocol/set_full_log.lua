@@ -3,7 +3,7 @@ local limit_numbers = struct.pack('>I4', 0) .. string.sub(numbers, position, pos
 cost, wait, count, parts, position = struct.unpack('>dddd', numbers, position + 64)
 local now = now
 if own ~= '' then
-  -- Beside states that were computed: the time of those, and what rare.lua said of the log then, which must be so still.
+  -- Beside computed states: their time, and the value of rare.lua for the log then, which must be unchanged.
   now, position = struct.unpack('>d', numbers, position)
   if cmsgpack.pack({ call('ZRANGE', key, 0, 0)[1], call('ZRANGE', key, -1, -1)[1] }) ~= own then
     return
@@ -22,7 +22,7 @@ if not reply then
   return
 end
 if granted[group] < fit then
-  -- Others deny: it is asked again for fewer, or keeps nothing.
+  -- Other limits deny: it is asked again for fewer sets, or writes nothing.
   save = granted[group] > 0 and select(3, log(granted[group]))
 end
 if save then

@@ -2,7 +2,7 @@
 --
 -- A hash with
 --   seen  the latest time that this counter has seen, in microseconds
---   tail  the latest start that it has promised, in microseconds
+--   tail  the latest start of a reservation, in microseconds
 --   sub   the length of its sub-buckets in microseconds
 --   N     permits in sub-bucket number N since the epoch
 --   limit the limit that it was written under: limit/window/sub-buckets; a suffix marks a state that is not plain
@@ -53,7 +53,7 @@ local used = inside + leaving
 if tick > 0 then
   local ticks = length / tick
   local left = ticks - floor(now % length / tick)
-  -- Counted under a larger limit it may be too large for an exact product: more than the limit is all that matters then.
+  -- A count under a larger limit may be too large for an exact product. Any result above the limit denies alike.
   used = inside + (leaving > floor(limit * ticks / left) and limit + 1 or ceil(leaving * left / ticks))
 end
 local taken, found = 0, struct.pack('>ddd', now, leaving, stored[oldest + 1] or 0)
@@ -90,7 +90,7 @@ if stored[current] then
   -- In the same sub-bucket the key expires at the same time.
   call('HSET', key, 'seen', now_text, 'tail', now_text, index, counted)
 else
-  -- Sub-buckets that no longer count. Requests that have waited may have left older ones.
+  -- Removes sub-buckets that no longer count. Reservations may have left older ones.
   local gone = {}
   if stored[1] then
     local last = floor(stored[1] / length)

@@ -1,6 +1,6 @@
 //! The state of a sliding counter, as `sliding_counter.lua` keeps it.
 
-use tollgate_core::algorithm::{CounterState, Waiting};
+use tollgate_core::algorithm::{Algorithm, CounterState, Waiting};
 use tollgate_core::{SlidingCounter, State};
 
 use super::calendar_quota::COUNT_MAX;
@@ -10,13 +10,13 @@ use super::state::pairs;
 use crate::redis::error::StoreError;
 
 /// The length of a sub-bucket in microseconds.
-const fn length(it: &SlidingCounter) -> i64 {
-    (it.window().get() / it.sub_buckets() as u64) as i64
+fn length(it: &SlidingCounter) -> i64 {
+    (it.horizon().get() / it.sub_buckets() as u64) as i64
 }
 
 pub(super) fn parameters(it: &SlidingCounter, numbers: &mut Numbers) {
     let tick = if it.is_strict() { 0 } else { it.tick() as i64 };
-    numbers.add([it.limit() as i64, i64::from(it.sub_buckets()), length(it), tick]);
+    numbers.add([it.size() as i64, i64::from(it.sub_buckets()), length(it), tick]);
     numbers.add([i64::from(it.counts_denied())]);
 }
 
@@ -31,10 +31,10 @@ pub(super) fn plain(it: &SlidingCounter, numbers: &mut Reader<'_>) -> Result<Sta
     Ok(State::Counter(CounterState { seen: time, tail: time, first, counts, waiting: Vec::new() }))
 }
 
-/// A state that was written before there was the field `limit` says only how long its sub-buckets are.
+/// The parameters of a state without the field `limit`, as old versions wrote it. It tells only the length of its sub-buckets.
 pub(super) fn limit_of_old_state(it: &SlidingCounter, fields: &Fields<'_>) -> Result<String, String> {
     let parts = i64::from(it.sub_buckets());
-    Ok(format!("{}/{}/{parts}", it.limit(), fields.needed("sub")?.saturating_mul(parts)))
+    Ok(format!("{}/{}/{parts}", it.size(), fields.needed("sub")?.saturating_mul(parts)))
 }
 
 pub(super) fn stored(it: &SlidingCounter, fields: &Fields<'_>) -> Result<State, String> {
@@ -74,7 +74,7 @@ pub(super) fn fields(it: &SlidingCounter, state: &State, fields: &mut NewFields)
     }
 }
 
-/// Whether somebody waits for a start.
+/// Whether a reservation is waiting.
 pub(super) fn is_waited_for(state: &CounterState) -> bool {
     state.tail > state.seen && !state.waiting.is_empty()
 }

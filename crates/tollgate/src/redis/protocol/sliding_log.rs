@@ -1,20 +1,20 @@
-//! What `sliding_log.lua` answers. A log stays in the store: the answer tells what counts, and the starts that were found.
+//! The answer of `sliding_log.lua`. A log stays in the store: the answer holds its counts, and the starts that were found.
 
-use tollgate_core::{Ask, Limit, Micros, Outcome, Retention, SlidingLog, Status, Timestamp};
+use tollgate_core::{Algorithm, Ask, Limit, Micros, Outcome, Retention, SlidingLog, Status, Timestamp};
 
 use super::numbers::{Numbers, Reader};
 use crate::redis::error::StoreError;
 
 pub(super) fn parameters(it: &SlidingLog, numbers: &mut Numbers) {
-    numbers.add([it.limit() as i64, it.window().get() as i64, i64::from(it.counts_denied())]);
+    numbers.add([it.size() as i64, it.horizon().get() as i64, i64::from(it.counts_denied())]);
     let (lapsing, until) = it.lapsing().unwrap_or_default();
     for Retention { time, entries } in [it.retention(), lapsing] {
-        numbers.add([time.max(it.window()).get() as i64, entries.min(1 << 52) as i64]);
+        numbers.add([time.max(it.horizon()).get() as i64, entries.min(1 << 52) as i64]);
     }
     numbers.add([until.as_micros() as i64]);
 }
 
-/// What a log says of itself without its entries.
+/// The counts of a log, without its entries.
 pub(crate) struct LogView {
     time: i64,
     used: i64,
@@ -23,7 +23,7 @@ pub(crate) struct LogView {
 }
 
 impl LogView {
-    /// Reads what a script says of a log, and the starts that follow.
+    /// Reads the counts of a log, and the starts that follow.
     pub(crate) fn read<'a>(numbers: &mut Reader<'a>) -> Result<(Self, Starts, Reader<'a>), StoreError> {
         let count = numbers.next()?;
         let mut numbers = numbers.split(count.max(0) as usize)?;
@@ -56,14 +56,13 @@ impl LogView {
         }
     }
 
-    /// Takes the permits of an ask with this outcome. Returns the permits that a denial was charged.
+    /// Takes the permits of an ask with this outcome. Returns the permits that a denial has counted.
     pub(crate) fn take(&mut self, limit: &Limit, ask: Ask, outcome: Outcome, start: i64) -> i64 {
         if outcome.is_admitted() {
             self.add(start, ask.cost as i64);
             return 0;
         }
-        let counts_denied = matches!(limit, Limit::SlidingLog(it) if it.counts_denied());
-        let charged = if counts_denied { (ask.cost as i64).min(self.remaining(limit)) } else { 0 };
+        let charged = if limit.counts_denied() { (ask.cost as i64).min(self.remaining(limit)) } else { 0 };
         if charged > 0 {
             self.add(self.earliest, charged);
         }

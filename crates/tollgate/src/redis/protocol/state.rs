@@ -1,4 +1,4 @@
-//! Limits and states of all algorithms, as scripts take, answer and keep them.
+//! Limits and states of all algorithms, as scripts take, answer and store them.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,7 @@ pub(super) fn add_parameters(numbers: &mut Numbers, limit: &Limit, about: Timest
     }
 }
 
-/// A limit as scripts take it, if that is the same in every call. The numbers of a calendar depend on the time.
+/// A limit as scripts take it, if it is the same in every call. The numbers of a calendar depend on the time.
 pub(crate) fn parameters(limit: &Limit) -> Option<Box<[u8]>> {
     if let Limit::CalendarQuota(_) = limit {
         return None;
@@ -35,12 +35,7 @@ pub(crate) fn parameters(limit: &Limit) -> Option<Box<[u8]>> {
     Some(numbers.0.into())
 }
 
-/// Whether permits of the limit can be counted as out.
-pub(crate) const fn lends(limit: &Limit) -> bool {
-    bucket::lender(limit).is_some()
-}
-
-/// The state that a script has found plain. `lent`: by the script that lends.
+/// The plain state that a script has answered. `lent`: the script was the one that lends.
 pub(crate) fn plain_state(limit: &Limit, lent: bool, numbers: &mut Reader<'_>) -> Result<State, StoreError> {
     match limit {
         Limit::TokenBucket(_) | Limit::LeakyBucket(_) if lent => bucket::plain_lent(numbers),
@@ -59,7 +54,7 @@ pub(crate) struct Stored {
     pub(crate) state: State,
 }
 
-/// The state that stored fields stand for.
+/// The state that stored fields hold.
 pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<Stored, String> {
     let limit = &asking.limit;
     let text = match (fields.get("limit"), limit) {
@@ -70,8 +65,8 @@ pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<
     };
     let (under, carried_debt) = written_under(asking, text.as_deref())?;
     let state = match &under {
-        Limit::TokenBucket(it) => bucket::stored(it, bucket::TOKENS, fields, lends(limit)),
-        Limit::LeakyBucket(it) => bucket::stored(it.room(), bucket::WATER, fields, lends(limit)),
+        Limit::TokenBucket(it) => bucket::stored(it, bucket::TOKENS, fields, limit.lender().is_some()),
+        Limit::LeakyBucket(it) => bucket::stored(it.room(), bucket::WATER, fields, limit.lender().is_some()),
         Limit::IntervalBucket(it) => interval_bucket::stored(it, fields),
         Limit::FixedWindow(it) => fixed_window::stored(it, fields),
         Limit::SlidingCounter(it) => sliding_counter::stored(it, fields),
@@ -94,7 +89,7 @@ pub(crate) fn stored_state(asking: &StoredLimit, fields: &Fields<'_>) -> Result<
     Ok(Stored { under, state: state.with(Beside { carried_debt, forgone }) })
 }
 
-/// The limit that is kept beside a state, and the debt that was carried over. States that say nothing are the asking limit's own.
+/// The limit that a state was written under, and its carried debt. States without that field belong to the limit that asks.
 fn written_under(asking: &StoredLimit, text: Option<&str>) -> Result<(Limit, CarriedDebt), String> {
     let Some(text) = text else { return Ok((asking.limit, CarriedDebt::NONE)) };
     let foreign = || format!("no limit: {}", text.escape_debug());
@@ -111,7 +106,7 @@ fn written_under(asking: &StoredLimit, text: Option<&str>) -> Result<(Limit, Car
     Ok((asking.limit.with_parameters(parameters).ok_or_else(foreign)?, carried_debt))
 }
 
-/// Numbers in pairs, as texts hold them.
+/// Reads pairs of numbers from a text.
 pub(super) fn pairs(text: Option<&str>) -> Result<Vec<(i64, i64)>, String> {
     let Some(text) = text else { return Ok(Vec::new()) };
     let numbers = text.split_whitespace().map(|number| number.parse::<i64>().ok());
@@ -121,7 +116,7 @@ pub(super) fn pairs(text: Option<&str>) -> Result<Vec<(i64, i64)>, String> {
     Ok(numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
 }
 
-/// What has to be written to keep a state of this limit, and for how many milliseconds it matters.
+/// The fields to write for a state of this limit, and its time to live in milliseconds.
 pub(crate) fn write(
     limit: &StoredLimit,
     state: &State,
@@ -140,7 +135,7 @@ pub(crate) fn write(
         Limit::SlidingLog(_) => {}
     }
     if !limit.parameters.is_empty() {
-        // Scripts must not take a state for a plain one that has more beside it than its own fields.
+        // A suffix keeps scripts from reading a state with data beside it as plain.
         let is_waited_for = matches!(&plain, State::Counter(it) if sliding_counter::is_waited_for(it));
         let is_plain = beside == Beside::default() && !is_waited_for;
         let CarriedDebt { permits, rest } = beside.carried_debt;

@@ -1,8 +1,8 @@
 //! One queue for each key with a call under way. Requests that arrive meanwhile wait, and go together in the next call. A denial is cached
 //! while it is provably still valid.
 
-pub(in crate::redis) mod call;
-pub(in crate::redis) mod set;
+pub(crate) mod call;
+pub(crate) mod set;
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -26,20 +26,20 @@ use crate::redis::protocol::{Change, Question};
 use crate::redis::queue::set::{CheckSet, Member, SetAnswer, SetBatch, SetWaiter};
 use crate::sync::Lock;
 
-/// Parts of the table, each with its own lock, so that threads seldom meet.
+/// Stripes of the table, each with its own lock, so that threads rarely wait.
 const STRIPES: usize = 64;
-/// Questions in one call. The script takes equal ones in one step, and about a microsecond for each other one: no call holds
-/// the server up for much longer than a millisecond.
+/// The most questions in one call. The script handles equal questions in one step, and others in about a microsecond each, so
+/// that no call blocks the server for much longer than a millisecond.
 const BATCH_MAX: usize = 1_024;
-/// Callers that wait for one key: those of 65 ms at a million checks a second, so that a short stall turns nobody away. They hold
+/// The most callers that wait for one key: those of 65 ms at a million checks a second, so that a short stall rejects none. They take
 /// about 100 bytes each, and the last one is some 64 calls away from its answer.
 const WAITING_MAX: usize = 65_536;
-/// Keys with a call in flight or a denial to remember, in one stripe: some 40 MB in all stripes, if every one has 256 bytes.
+/// The most keys of a stripe with a call under way or a cached denial: some 40 MB in all stripes, if every key has 256 bytes.
 const QUEUES_MAX: usize = 2_048;
 
-/// What is done on one key.
+/// A step on one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::redis) enum Step {
+pub(crate) enum Step {
     Ask(Question),
     Change(Change),
     Reset,
@@ -57,7 +57,7 @@ impl Step {
         matches!(self, Self::Ask(Question::Borrow(..)))
     }
 
-    pub(in crate::redis) const fn change(&self) -> Option<Change> {
+    pub(crate) const fn change(&self) -> Option<Change> {
         match self {
             Self::Change(change) => Some(*change),
             Self::Ask(_) | Self::Reset => None,
@@ -76,9 +76,9 @@ impl Step {
     }
 }
 
-/// How many times one call may have to look for the earliest start: for each ask that waits or that is not as the one before.
-/// A log is searched in less than a hundred microseconds, a counter in about half of one for each of its sub-buckets, and buckets
-/// and windows need no search.
+/// How many searches for an earliest start one call may need: one for each ask that waits or that differs from the one before.
+/// A search takes less than a hundred microseconds in a log, and about half a microsecond for each sub-bucket of a counter. Buckets
+/// and windows need none.
 fn searches_max(limit: &Limit) -> usize {
     match limit {
         Limit::TokenBucket(_)
@@ -91,55 +91,55 @@ fn searches_max(limit: &Limit) -> usize {
     }
 }
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::redis) enum Done {
+pub(crate) enum Done {
     /// It was answered, and this was lent with the answer.
     Answered(Decision, Option<Box<LeaseGrant>>),
     /// The change was made.
     Changed,
-    /// It was given back out of turn, and so not at all: this would be its number.
+    /// A return was out of turn and not made. There were this many returns.
     OutOfTurn(u64),
 }
 
 type Answer = Result<Done, StoreError>;
 
-/// Somebody whose step has not been done yet.
-pub(in crate::redis) struct Waiter {
-    pub(in crate::redis) step: Step,
-    pub(in crate::redis) answer: oneshot::Sender<Answer>,
+/// A caller that waits for its step.
+pub(crate) struct Waiter {
+    pub(crate) step: Step,
+    pub(crate) answer: oneshot::Sender<Answer>,
 }
 
-/// Who goes in one call.
+/// The requests of one call.
 #[derive(Default)]
-pub(in crate::redis) enum Batch {
-    /// Nobody waits.
+pub(crate) enum Batch {
+    /// No request waits.
     #[default]
     Nobody,
-    /// Questions on one key, or one change.
+    /// Questions on one key, refunds, or one other change.
     Steps(Vec<Waiter>),
     /// Sets that have the key in common.
     Sets(SetBatch),
 }
 
-/// What follows a call.
+/// The requests to answer and to send after a call.
 #[derive(Default)]
-pub(in crate::redis) struct Next {
-    /// Who is denied, by what the call has told.
-    pub(in crate::redis) denied: Vec<(Waiter, Decision)>,
-    pub(in crate::redis) denied_sets: Vec<(SetWaiter, SetAnswer)>,
-    /// Who goes in the next call. Nobody: the queue is free.
-    pub(in crate::redis) batch: Batch,
+pub(crate) struct Next {
+    /// Requests that the result of the call denies.
+    pub(crate) denied: Vec<(Waiter, Decision)>,
+    pub(crate) denied_sets: Vec<(SetWaiter, SetAnswer)>,
+    /// The requests of the next call. [`Batch::Nobody`]: the queue is free.
+    pub(crate) batch: Batch,
 }
 
-/// A key of a limit. Limits do not share what they remember, even where they share states.
+/// A key of a limit. Limits do not share cached denials, even if they share states.
 #[derive(Clone, Debug)]
-pub(in crate::redis) struct QueueKey {
-    pub(in crate::redis) limit: LimitId,
+pub(crate) struct QueueKey {
+    pub(crate) limit: LimitId,
     /// Identifies the state.
-    pub(in crate::redis) hash: Hash,
+    pub(crate) hash: Hash,
     /// The key in the store.
-    pub(in crate::redis) key: Arc<str>,
+    pub(crate) key: Arc<str>,
 }
 
 impl PartialEq for QueueKey {
@@ -156,13 +156,13 @@ impl std::hash::Hash for QueueKey {
     }
 }
 
-/// Takes the hash that a key has.
+/// Uses the hash of the key.
 #[derive(Default)]
 struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn write(&mut self, bytes: &[u8]) {
-        // Only whole numbers are written. Anything else would still be told apart by the comparison.
+        // Only whole numbers are written. Collisions of anything else are resolved by comparison.
         self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
     }
 
@@ -175,11 +175,11 @@ impl Hasher for Hashed {
     }
 }
 
-/// What became of a step.
-pub(in crate::redis) enum Entered {
-    /// Nobody is asking about this key: the caller does, and then calls [`Coalescer::next`].
+/// The result of queueing a step.
+pub(crate) enum Entered {
+    /// No call for this key is under way. The caller makes it, and then calls [`Coalescer::next`].
     Lead,
-    /// It will be done with others.
+    /// It will be done together with others.
     Wait(oneshot::Receiver<Answer>),
     /// It is known already.
     Denied(Decision),
@@ -187,11 +187,11 @@ pub(in crate::redis) enum Entered {
     Full,
 }
 
-/// What became of a set that was brought to the lines of its keys.
-pub(in crate::redis) enum SetEntered {
-    /// Nobody is asking about these of its keys, by number: the caller does, and then calls [`Coalescer::next`] for each of them.
+/// The result of queueing a set.
+pub(crate) enum SetEntered {
+    /// No call for these of its keys is under way. The caller makes it, and then calls [`Coalescer::next`] for each of them.
     Lead(SmallVec<[usize; 4]>),
-    /// It will be decided with others.
+    /// It will be decided together with others.
     Wait(oneshot::Receiver<Result<SetAnswer, StoreError>>),
     /// It is known already.
     Denied(SetAnswer),
@@ -199,24 +199,24 @@ pub(in crate::redis) enum SetEntered {
     Full,
 }
 
-/// What a call has told of a key, and between which instants.
-pub(in crate::redis) struct Remembered {
-    pub(in crate::redis) memory: Memory,
-    /// The set that it was asked with, and what was answered.
-    pub(in crate::redis) verdict: Option<(Arc<CheckSet>, SetAnswer)>,
-    pub(in crate::redis) at: Timestamp,
-    pub(in crate::redis) sent: Instant,
-    pub(in crate::redis) received: Instant,
+/// The denial of a key by a call, with the times of the call.
+pub(crate) struct Remembered {
+    pub(crate) memory: Memory,
+    /// The set of the call, and its answer.
+    pub(crate) verdict: Option<(Arc<CheckSet>, SetAnswer)>,
+    pub(crate) at: Timestamp,
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
 }
 
-/// How long denials are remembered, and by which clock the server's time goes on.
-pub(in crate::redis) struct Remembering {
-    pub(in crate::redis) longest: Duration,
-    /// The time that is handed in, where it is.
-    pub(in crate::redis) clock: Option<Clock>,
+/// How long denials are cached, and the clock that continues the time of the server.
+pub(crate) struct Remembering {
+    pub(crate) longest: Duration,
+    /// The configured clock, if there is one.
+    pub(crate) clock: Option<Clock>,
 }
 
-pub(in crate::redis) struct Coalescer {
+pub(crate) struct Coalescer {
     stripes: Box<[Lock<Stripe>]>,
     remembering: Remembering,
 }
@@ -224,7 +224,7 @@ pub(in crate::redis) struct Coalescer {
 #[derive(Default)]
 struct Stripe {
     queues: HashMap<QueueKey, KeyQueue, BuildHasherDefault<Hashed>>,
-    /// When memories end, oldest first: all live equally long.
+    /// When cached denials end, oldest first. All of them live equally long.
     ends: VecDeque<(Instant, QueueKey)>,
     /// Refunds, charges and resets of keys of this stripe that have begun or ended.
     changes: u64,
@@ -232,20 +232,20 @@ struct Stripe {
 
 #[derive(Default)]
 struct KeyQueue {
-    /// A call is in flight. While it is, everybody waits.
+    /// Whether a call is under way. Until it ends, other requests wait.
     busy: bool,
     waiting: VecDeque<Waiter>,
     sets: VecDeque<SetWaiter>,
-    /// Whether the last call was for sets: then it is the turn of the others.
+    /// Whether the last call was for sets. Then steps come next.
     sets_went: bool,
-    /// Boxed: most keys have nothing to remember.
+    /// Boxed, because most keys have no cached denial.
     remembered: Option<Box<Remembered>>,
-    /// When that is forgotten.
+    /// When the cached denial ends.
     end: Option<Instant>,
 }
 
 impl Coalescer {
-    pub(in crate::redis) fn new(remembering: Remembering) -> Self {
+    pub(crate) fn new(remembering: Remembering) -> Self {
         let stripes = (0..STRIPES).map(|_| Lock::new(Stripe::default())).collect();
         Self { stripes, remembering }
     }
@@ -254,16 +254,13 @@ impl Coalescer {
         &self.stripes[(key.hash.low >> 32) as usize % STRIPES]
     }
 
-    /// Brings a step to its queue.
-    pub(in crate::redis) fn enter(
-        &self,
-        key: &QueueKey,
-        limit: &Limit,
-        step: &Step,
-        now: Instant,
-    ) -> Entered {
+    /// Queues a step.
+    pub(crate) fn enter(&self, key: &QueueKey, limit: &Limit, step: &Step, now: Instant) -> Entered {
         let mut stripe = self.stripe(key).lock();
         stripe.changes += u64::from(!matches!(step, Step::Ask(_)));
+        if matches!(step, Step::Reset) {
+            stripe.forget_denials(key.hash);
+        }
         let Some(queue) = stripe.queues.get_mut(key) else {
             if !stripe.make_room(now) {
                 return Entered::Full;
@@ -290,13 +287,8 @@ impl Coalescer {
         Entered::Lead
     }
 
-    /// Brings a set to the lines of its keys. It waits in the first that is busy.
-    pub(in crate::redis) fn enter_set(
-        &self,
-        set: &Arc<CheckSet>,
-        left: &Arc<AtomicBool>,
-        now: Instant,
-    ) -> SetEntered {
+    /// Queues a set. It waits in the first queue of its keys that is busy.
+    pub(crate) fn enter_set(&self, set: &Arc<CheckSet>, left: &Arc<AtomicBool>, now: Instant) -> SetEntered {
         let mut busy = None;
         for (number, member) in set.members.iter().enumerate() {
             let stripe = self.stripe(&member.queue_key).lock();
@@ -325,12 +317,12 @@ impl Coalescer {
         let numbers = set.members.iter().enumerate();
         let held: SmallVec<[usize; 4]> =
             numbers.filter(|(_, member)| self.hold(member, now)).map(|(number, _)| number).collect();
-        // Somebody else may hold them by now. Then this set goes alone, which is as exact.
+        // Another caller may hold the queues by now. Then this set goes alone, which is as exact.
         SetEntered::Lead(held)
     }
 
     /// The answer to a set, if one of its keys is known to deny it.
-    pub(in crate::redis) fn known_answer(&self, set: &CheckSet, now: Instant) -> Option<SetAnswer> {
+    pub(crate) fn known_answer(&self, set: &CheckSet, now: Instant) -> Option<SetAnswer> {
         set.members.iter().enumerate().find_map(|(number, member)| {
             let stripe = self.stripe(&member.queue_key).lock();
             let queue = stripe.queues.get(&member.queue_key).filter(|queue| !queue.busy)?;
@@ -338,19 +330,13 @@ impl Coalescer {
         })
     }
 
-    /// How many changes there were to keys in the stripe of this one: what was asked before one of them is not remembered.
-    pub(in crate::redis) fn changes(&self, member: &Member) -> u64 {
+    /// The number of changes to keys in this stripe. A denial from before a change is not cached.
+    pub(crate) fn changes(&self, member: &Member) -> u64 {
         self.stripe(&member.queue_key).lock().changes
     }
 
-    /// Remembers what a call told of a key whose queue it did not hold, unless the key may have been changed since `changes` was read.
-    pub(in crate::redis) fn remember(
-        &self,
-        member: &Member,
-        told: Box<Remembered>,
-        changes: u64,
-        now: Instant,
-    ) {
+    /// Caches the denial of a key whose queue the call did not hold, unless the key may have changed since `changes` was read.
+    pub(crate) fn remember(&self, member: &Member, told: Box<Remembered>, changes: u64, now: Instant) {
         let mut stripe = self.stripe(&member.queue_key).lock();
         let stripe = &mut *stripe;
         let (key, end) = (member.queue_key.clone(), now + self.remembering.longest);
@@ -369,17 +355,13 @@ impl Coalescer {
         stripe.forget(now);
     }
 
-    /// A change has ended, whether it was made or not.
-    pub(in crate::redis) fn changed(&self, key: &QueueKey) {
+    /// Records that a change has ended, also if it failed.
+    pub(crate) fn changed(&self, key: &QueueKey) {
         self.stripe(key).lock().changes += 1;
     }
 
     /// The first member, by number, that is known to deny. They may be in different slots.
-    pub(in crate::redis) fn known_denial(
-        &self,
-        members: &[Member],
-        now: Instant,
-    ) -> Option<(usize, Decision)> {
+    pub(crate) fn known_denial(&self, members: &[Member], now: Instant) -> Option<(usize, Decision)> {
         members.iter().enumerate().filter(|(_, it)| it.enforced && it.is_asked()).find_map(|(number, it)| {
             let stripe = self.stripe(&it.queue_key).lock();
             let queue = stripe.queues.get(&it.queue_key).filter(|queue| !queue.busy)?;
@@ -402,9 +384,9 @@ impl Coalescer {
         has_room
     }
 
-    /// After a call: remembers what it told, and gives out the steps of the next one. If there is none, the queue is free.
-    /// Those at the head of the queue whose denial is known now need no call.
-    pub(in crate::redis) fn next(
+    /// Caches the denial of a call, and returns the requests of the next call. If there are none, the queue is free. Requests
+    /// at the head of the queue that the denial covers need no call.
+    pub(crate) fn next(
         &self,
         key: &QueueKey,
         limit: &Limit,
@@ -461,9 +443,9 @@ impl Coalescer {
 }
 
 impl Coalescer {
-    /// Frees a key whose call has ended without an answer. Its waiters are dropped, and learn that.
-    pub(in crate::redis) fn abandon(&self, key: &QueueKey) {
-        // Dropped after the lock: a waiter's task may be woken by it.
+    /// Frees a key whose call has ended without an answer. The channels of its waiters are closed.
+    pub(crate) fn abandon(&self, key: &QueueKey) {
+        // Dropped after the lock is released, because this may wake tasks of waiters.
         let abandoned = self.stripe(key).lock().queues.remove(key);
         drop(abandoned);
     }
@@ -474,7 +456,7 @@ impl KeyQueue {
         self.waiting.len() + self.sets.len() >= WAITING_MAX
     }
 
-    /// Those who wait, as far as they go together: steps and sets in turn. Who has left meanwhile is not asked for.
+    /// The waiting requests that go together: steps and sets in turn. Requests whose callers have left are dropped.
     fn next_batch(&mut self, key: &QueueKey, limit: &Limit) -> Batch {
         for sets in [!self.sets_went, self.sets_went] {
             self.sets_went = sets;
@@ -532,7 +514,14 @@ impl KeyQueue {
 }
 
 impl Stripe {
-    /// Whether there is room for another queue. Who is asking now is worth more than what may be asked again.
+    /// Drops the cached denials of a state that is reset. Several limits may have one, each under its own key.
+    fn forget_denials(&mut self, state: Hash) {
+        for (_, queue) in self.queues.iter_mut().filter(|(key, _)| key.hash == state) {
+            queue.remembered = None;
+        }
+    }
+
+    /// Whether there is room for another queue. A request is worth more than a cached denial.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.queues.len() >= QUEUES_MAX {
             self.forget(now);
@@ -541,7 +530,7 @@ impl Stripe {
         self.queues.len() < QUEUES_MAX
     }
 
-    /// Drops the memory that would end first.
+    /// Drops the cached denial that ends first.
     fn forget_oldest(&mut self) {
         while let Some((end, key)) = self.ends.pop_front() {
             if self.queues.get(&key).is_some_and(|queue| !queue.busy && queue.end == Some(end)) {
@@ -551,13 +540,13 @@ impl Stripe {
         }
     }
 
-    /// Drops memories that have ended.
+    /// Drops cached denials that have ended.
     fn forget(&mut self, now: Instant) {
         while let Some((end, key)) = self.ends.front() {
             if *end > now && self.ends.len() < QUEUES_MAX {
                 return;
             }
-            // The key may have been asked about since, and may be remembered anew.
+            // The key may have a newer denial.
             if self.queues.get(key).is_some_and(|queue| !queue.busy && queue.end == Some(*end)) {
                 self.queues.remove(key);
             }
@@ -567,8 +556,8 @@ impl Stripe {
 }
 
 impl Remembering {
-    /// The answer to a set, if what is remembered of one of its keys denies it. An equal set gets the whole answer, any other one only
-    /// what is known.
+    /// The answer to a set, if the cached denial of one of its keys denies it. An equal set gets the whole answer, another set only the
+    /// denial.
     fn denies_set(
         &self,
         remembered: &Remembered,
@@ -589,7 +578,7 @@ impl Remembering {
         Some(answer)
     }
 
-    /// The answer to an ask, if it can be no other than a denial.
+    /// The denial of an ask, if the denial is provably still valid.
     fn denies(&self, remembered: &Remembered, limit: &Limit, ask: Ask, now: Instant) -> Option<Decision> {
         let at = remembered.at.as_micros();
         let (early, late) = match &self.clock {
@@ -598,7 +587,7 @@ impl Remembering {
                 let still = now >= at && u128::from(now - at) < self.longest.as_micros();
                 still.then_some((now, now))?
             }
-            // It was decided after it was sent and before the answer came.
+            // The store decided between sending and receiving.
             None => {
                 let since_sent = now.saturating_duration_since(remembered.sent);
                 let since_received = now.saturating_duration_since(remembered.received);
@@ -612,7 +601,7 @@ impl Remembering {
     }
 }
 
-/// Callers in every order: `cargo test -p tollgate --features shuttle --lib lines`.
+/// Callers in every order: `cargo test -p tollgate --features shuttle --lib queue`.
 #[cfg(all(test, feature = "shuttle"))]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 mod tests {
@@ -654,7 +643,7 @@ mod tests {
             })
         }
 
-        /// One call: the answers, and what is remembered of it. Now and then the answers come too late for everybody.
+        /// Makes one call. Returns the answers, and the denial to cache. Now and then the answers come too late for all callers.
         fn call(&self, steps: &[Step], now: Instant) -> (Option<Vec<Decision>>, Option<Box<Remembered>>) {
             assert_eq!(self.in_flight.fetch_add(1, Ordering::SeqCst), 0, "one call in flight");
             thread::yield_now();
@@ -734,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn every_waiter_is_answered_once_in_order_and_who_left_unsent_has_not_paid() {
+    fn every_waiter_is_answered_once_and_permits_are_never_lost_unseen() {
         shuttle::check_random(
             || {
                 let lines =
@@ -761,7 +750,7 @@ mod tests {
                 let stripe = lines.stripe(&key).lock();
                 assert!(
                     stripe.queues.values().all(|queue| !queue.busy && queue.waiting.is_empty()),
-                    "nobody is left behind"
+                    "no waiter is left"
                 );
             },
             20_000,

@@ -1,4 +1,4 @@
-//! Limits that are asked together: a set as it waits, and sets that go to the server in one call.
+//! Sets of checks that are decided together: a set as it waits, and sets in one call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,30 +17,30 @@ use crate::redis::queue::QueueKey;
 const SETS_MAX: usize = 1_024;
 /// One limit applied to one key, as part of a set.
 #[derive(Clone)]
-pub(in crate::redis) struct Member {
-    pub(in crate::redis) limit: Arc<StoredLimit>,
+pub(crate) struct Member {
+    pub(crate) limit: Arc<StoredLimit>,
     /// The key in the store.
-    pub(in crate::redis) queue_key: QueueKey,
-    pub(in crate::redis) ask: Ask,
-    pub(in crate::redis) enforced: bool,
+    pub(crate) queue_key: QueueKey,
+    pub(crate) ask: Ask,
+    pub(crate) enforced: bool,
 }
 
 impl Member {
-    pub(in crate::redis) fn limit(&self) -> &Limit {
+    pub(crate) fn limit(&self) -> &Limit {
         &self.limit.limit
     }
 
     /// Whether it can never be admitted.
-    pub(in crate::redis) fn is_impossible(&self) -> bool {
+    pub(crate) fn is_impossible(&self) -> bool {
         self.ask.cost > self.limit().size()
     }
 
-    /// Whether its state decides: what asks for nothing is always admitted, and what asks for too much never.
-    pub(in crate::redis) fn is_asked(&self) -> bool {
+    /// Whether its state decides: a cost of 0 is always admitted, and a cost above the size never.
+    pub(crate) fn is_asked(&self) -> bool {
         self.ask.cost > 0 && !self.is_impossible()
     }
 
-    pub(in crate::redis) fn is_of(&self, queue_key: &QueueKey) -> bool {
+    pub(crate) fn is_of(&self, queue_key: &QueueKey) -> bool {
         self.queue_key == *queue_key
     }
 
@@ -52,28 +52,19 @@ impl Member {
         self.ask == other.ask && self.enforced == other.enforced && self.queue_key == other.queue_key
     }
 
-    /// Whether equal asks in a row are decided as one: nobody waits, and a denial leaves no trace.
+    /// Whether equal asks in a row are decided as one: the ask does not wait, and a denial changes nothing.
     fn is_plain(&self) -> bool {
-        let counts_denied = match self.limit() {
-            Limit::FixedWindow(it) => it.counts_denied(),
-            Limit::SlidingLog(it) => it.counts_denied(),
-            Limit::SlidingCounter(it) => it.counts_denied(),
-            Limit::TokenBucket(_)
-            | Limit::IntervalBucket(_)
-            | Limit::LeakyBucket(_)
-            | Limit::CalendarQuota(_) => false,
-        };
-        !counts_denied && self.ask.wait.is_none_or(|wait| wait.get() == 0)
+        !self.limit().counts_denied() && self.ask.wait.is_none_or(|wait| wait.get() == 0)
     }
 }
 
-/// Checks of one request whose keys are in one slot: all of them are taken, or none. No state stands twice.
-pub(in crate::redis) struct CheckSet {
-    pub(in crate::redis) members: SmallVec<[Member; 4]>,
+/// Checks of one request whose keys are in one slot: all of them are taken, or none. No state occurs twice.
+pub(crate) struct CheckSet {
+    pub(crate) members: SmallVec<[Member; 4]>,
 }
 
 impl CheckSet {
-    pub(in crate::redis) fn is_equal(&self, other: &Self) -> bool {
+    pub(crate) fn is_equal(&self, other: &Self) -> bool {
         self.members.len() == other.members.len()
             && self.members.iter().zip(&other.members).all(|(one, other)| one.is_equal(other))
     }
@@ -87,12 +78,12 @@ impl CheckSet {
     }
 
     /// The number of the member with this key, if the set has one.
-    pub(in crate::redis) fn number_in(&self, queue_key: &QueueKey) -> Option<usize> {
+    pub(crate) fn number_in(&self, queue_key: &QueueKey) -> Option<usize> {
         self.members.iter().position(|member| member.is_of(queue_key))
     }
 
-    /// Lets the driver give back what was taken for a request that is gone.
-    pub(in crate::redis) fn give_back(&self, inner: &Arc<Inner>, answer: &SetAnswer) {
+    /// Lets the driver give back the permits of a request that has left.
+    pub(crate) fn give_back(&self, inner: &Arc<Inner>, answer: &SetAnswer) {
         if !answer.all {
             return;
         }
@@ -101,65 +92,65 @@ impl CheckSet {
                 let (member, to) = (member.clone(), Arc::clone(inner));
                 inner.tasks.hand_over(async move {
                     let start = decision.at.after(decision.outcome.delay());
-                    // What cannot be given back comes back as the limit refills.
+                    // Permits that cannot be given back return as the limit refills.
                     let _ = to.refund(&member.limit, member.queue_key.clone(), member.ask.cost, start).await;
                 });
             }
         }
     }
 
-    /// The answer that is known of one member alone.
-    pub(in crate::redis) fn denied_by(&self, number: usize, decision: Decision) -> SetAnswer {
+    /// The answer with the denial of one member alone.
+    pub(crate) fn denied_by(&self, number: usize, decision: Decision) -> SetAnswer {
         let mut decisions = SmallVec::from_elem(None, self.members.len());
         decisions[number] = Some(decision);
         SetAnswer { all: false, decisions }
     }
 }
 
-/// What became of a set.
+/// The answer to a set.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::redis) struct SetAnswer {
-    /// Whether permits were taken: from all of its limits, but those that are only counted and deny.
-    pub(in crate::redis) all: bool,
-    /// By member. None: another member is known to deny, and nobody has asked for this one.
-    pub(in crate::redis) decisions: SmallVec<[Option<Decision>; 4]>,
+pub(crate) struct SetAnswer {
+    /// Whether permits were taken: from all of its limits, except for those that are only counted and deny.
+    pub(crate) all: bool,
+    /// By member. `None`: another member is known to deny, and this one was not asked.
+    pub(crate) decisions: SmallVec<[Option<Decision>; 4]>,
 }
 
-/// Somebody whose set has not been decided yet.
-pub(in crate::redis) struct SetWaiter {
-    pub(in crate::redis) set: Arc<CheckSet>,
-    pub(in crate::redis) answer: oneshot::Sender<Result<SetAnswer, StoreError>>,
-    /// Set when the request is gone, where the waiting goes on without it.
-    pub(in crate::redis) left: Arc<AtomicBool>,
+/// A caller that waits for its set.
+pub(crate) struct SetWaiter {
+    pub(crate) set: Arc<CheckSet>,
+    pub(crate) answer: oneshot::Sender<Result<SetAnswer, StoreError>>,
+    /// Set when the request has left while the set still waits.
+    pub(crate) left: Arc<AtomicBool>,
 }
 
 impl SetWaiter {
-    pub(in crate::redis) fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         self.answer.is_closed() || self.left.load(Ordering::Acquire)
     }
 }
 
 /// Equal sets in one call.
-pub(in crate::redis) struct Group {
-    pub(in crate::redis) set: Arc<CheckSet>,
-    pub(in crate::redis) waiters: Vec<SetWaiter>,
+pub(crate) struct Group {
+    pub(crate) set: Arc<CheckSet>,
+    pub(crate) waiters: Vec<SetWaiter>,
 }
 
 /// Sets that one call decides. Either they are equal, or they share exactly one key.
 #[derive(Default)]
-pub(in crate::redis) struct SetBatch {
-    pub(in crate::redis) groups: Vec<Group>,
+pub(crate) struct SetBatch {
+    pub(crate) groups: Vec<Group>,
     sets: usize,
     work: usize,
 }
 
 impl SetBatch {
-    pub(in crate::redis) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
     /// Adds a request that waits for a key. Returns the request if it has to go in another call.
-    pub(in crate::redis) fn add(&mut self, waiter: SetWaiter, queue_key: &QueueKey) -> Result<(), SetWaiter> {
+    pub(crate) fn add(&mut self, waiter: SetWaiter, queue_key: &QueueKey) -> Result<(), SetWaiter> {
         if self.sets >= SETS_MAX {
             return Err(waiter);
         }
@@ -172,7 +163,7 @@ impl SetBatch {
         if !first.is_plain() {
             return Err(waiter);
         }
-        // The last is most often the one: a hot subject has equal sets.
+        // The last group is most often the right one: a hot subject has equal sets.
         if let Some(group) = self.groups.iter_mut().rev().find(|group| group.set.is_equal(set)) {
             group.waiters.push(waiter);
             self.sets += 1;
@@ -191,10 +182,8 @@ impl SetBatch {
         let (Some(one), Some(other)) = (first.number_in(queue_key), set.number_in(queue_key)) else {
             return false;
         };
-        // What a log would answer to those whom another limit denies is not told by the script.
-        if !first.members[one].is_equal(&set.members[other])
-            || matches!(first.members[one].limit(), Limit::SlidingLog(_))
-        {
+        // The script does not tell the answer of a log to sets that another limit denies.
+        if !first.members[one].is_equal(&set.members[other]) || first.members[one].limit.is_log() {
             return false;
         }
         let own = || set.members.iter().enumerate().filter(|(number, _)| *number != other);
@@ -205,23 +194,23 @@ impl SetBatch {
 }
 
 /// Sets as they go to the server: every state once.
-pub(in crate::redis) struct SetCall<'a> {
-    /// The one that all groups have in common comes first, if there is one.
-    pub(in crate::redis) states: Vec<&'a Member>,
-    pub(in crate::redis) has_shared: bool,
-    pub(in crate::redis) groups: Vec<GroupCall<'a>>,
+pub(crate) struct SetCall<'a> {
+    /// The state that all groups share comes first, if there is one.
+    pub(crate) states: Vec<&'a Member>,
+    pub(crate) has_shared: bool,
+    pub(crate) groups: Vec<GroupCall<'a>>,
 }
 
-pub(in crate::redis) struct GroupCall<'a> {
-    pub(in crate::redis) set: &'a Arc<CheckSet>,
+pub(crate) struct GroupCall<'a> {
+    pub(crate) set: &'a Arc<CheckSet>,
     /// How many equal sets.
-    pub(in crate::redis) count: usize,
+    pub(crate) count: usize,
     /// By member: the number of its state.
-    pub(in crate::redis) states: SmallVec<[usize; 4]>,
+    pub(crate) states: SmallVec<[usize; 4]>,
 }
 
 impl<'a> SetCall<'a> {
-    pub(in crate::redis) fn one(set: &'a Arc<CheckSet>) -> Self {
+    pub(crate) fn one(set: &'a Arc<CheckSet>) -> Self {
         Self {
             states: set.members.iter().collect(),
             has_shared: false,
@@ -230,12 +219,12 @@ impl<'a> SetCall<'a> {
     }
 
     /// The keys of the states in the store.
-    pub(in crate::redis) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
+    pub(crate) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
         self.states.iter().map(|member| &*member.queue_key.key)
     }
 
-    /// How many sets ask for each state: those of its group, or all of them for the one that they have in common.
-    pub(in crate::redis) fn askers(&self) -> SmallVec<[usize; 8]> {
+    /// How many sets ask for each state: the sets of its group, or all sets for the shared state.
+    pub(crate) fn askers(&self) -> SmallVec<[usize; 8]> {
         let mut askers = SmallVec::from_elem(0, self.states.len());
         for group in &self.groups {
             group.states.iter().for_each(|state| askers[*state] += group.count);
@@ -244,17 +233,17 @@ impl<'a> SetCall<'a> {
     }
 
     /// How many sets are asked for.
-    pub(in crate::redis) fn sets(&self) -> usize {
+    pub(crate) fn sets(&self) -> usize {
         self.groups.iter().map(|group| group.count).sum()
     }
 
     /// Whether some of the limits are logs.
-    pub(in crate::redis) fn has_logs(&self) -> bool {
-        self.states.iter().any(|member| matches!(member.limit(), Limit::SlidingLog(_)))
+    pub(crate) fn has_logs(&self) -> bool {
+        self.states.iter().any(|member| member.limit.is_log())
     }
 
     /// The members of all groups except the one with this key, each with the number of its group.
-    pub(in crate::redis) fn others(&self, queue_key: &QueueKey) -> Vec<(&'a Member, usize)> {
+    pub(crate) fn others(&self, queue_key: &QueueKey) -> Vec<(&'a Member, usize)> {
         let groups = self.groups.iter().enumerate();
         groups
             .flat_map(|(number, group)| group.set.members.iter().map(move |member| (member, number)))
@@ -262,7 +251,7 @@ impl<'a> SetCall<'a> {
             .collect()
     }
 
-    pub(in crate::redis) fn of(batch: &'a SetBatch, queue_key: &QueueKey) -> Self {
+    pub(crate) fn of(batch: &'a SetBatch, queue_key: &QueueKey) -> Self {
         let shared = match &batch.groups[..] {
             [first, _, ..] => first.set.members.iter().find(|member| member.is_of(queue_key)),
             _ => None,

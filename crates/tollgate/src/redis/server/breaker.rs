@@ -1,4 +1,4 @@
-//! The circuit breaker of one server, with what the pure one lacks: a clock, chance, a log and the reason.
+//! The circuit breaker of one server: adds a clock, random numbers, log lines and the reason to the pure breaker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use tollgate_core::{Breaker, BreakerConfig, BreakerState, CallOutcome, Pass, Tim
 
 use crate::redis::error::StoreError;
 
-/// Which calls to a server go through.
-pub(in crate::redis) struct ServerBreaker {
+/// Decides which calls to a server go through.
+pub(crate) struct ServerBreaker {
     server: Arc<str>,
     /// The breaker's time begins here.
     zero: Instant,
@@ -25,8 +25,7 @@ struct Inner {
     why: Arc<str>,
     /// Whether that failure left the server reachable.
     reachable: bool,
-    /// If it is open because the server was too slow: since when, and how long a prompt answer to something else is not
-    /// believed.
+    /// If it is open because the server was too slow: since when, and how long fast answers to other commands are ignored.
     slow: Option<Slow>,
 }
 
@@ -36,26 +35,26 @@ struct Slow {
     doubt: Duration,
 }
 
-/// How long a prompt answer is not believed after a server was too slow, the first time. Then twice that, and so on.
+/// How long fast answers are ignored after a server was too slow, the first time. The time doubles each time.
 const DOUBT_MIN: Duration = Duration::from_millis(50);
-/// The longest: after that the breaker's own wait is over as well, by default.
+/// The longest of these times: by default the wait of the breaker is over soon after.
 const DOUBT_MAX: Duration = Duration::from_millis(400);
 
-/// A call under way. If nobody says what became of it, nothing was learned from it.
-pub(in crate::redis) struct BreakerPermit {
+/// A call under way. If its outcome is not recorded, it counts as given up.
+pub(crate) struct BreakerPermit {
     breaker: Arc<ServerBreaker>,
     pass: Pass,
     recorded: bool,
 }
 
 impl ServerBreaker {
-    pub(in crate::redis) fn new(server: Arc<str>, config: BreakerConfig) -> Arc<Self> {
+    pub(crate) fn new(server: Arc<str>, config: BreakerConfig) -> Arc<Self> {
         let inner = Inner { breaker: Breaker::new(config), why: "".into(), reachable: true, slow: None };
         Arc::new(Self { server, zero: Instant::now(), inner: Mutex::new(inner), opened: AtomicU64::new(0) })
     }
 
     /// Lets a call through, or says why not.
-    pub(in crate::redis) fn permit(self: &Arc<Self>, now: Instant) -> Result<BreakerPermit, StoreError> {
+    pub(crate) fn permit(self: &Arc<Self>, now: Instant) -> Result<BreakerPermit, StoreError> {
         let now = self.at(now);
         let mut inner = self.inner.lock();
         match inner.breaker.permit(now) {
@@ -64,28 +63,28 @@ impl ServerBreaker {
         }
     }
 
-    /// There is a new connection: the next call may try.
-    pub(in crate::redis) fn reachable(&self) {
-        // Half-open says nothing yet that a log should hold.
+    /// Records a new connection, so that the next call may try.
+    pub(crate) fn reachable(&self) {
+        // A half-open breaker is not worth a log line.
         let _ = self.inner.lock().breaker.reachable();
     }
 
-    /// Whether a server that was too slow only has to be prompt again.
-    pub(in crate::redis) fn is_slow(&self) -> bool {
+    /// Whether it is open because the server was too slow.
+    pub(crate) fn is_slow(&self) -> bool {
         self.inner.lock().slow.is_some()
     }
 
-    /// The server has answered in time, be it not to a check. If it is left alone only because it did not, the next call may
-    /// try: a moment of silence should not cost half a second.
-    pub(in crate::redis) fn prompt(&self) {
+    /// Records an answer in time to another command than a check. If the breaker is open because the server was too slow, the next
+    /// call may try, so that a short stall does not cost half a second.
+    pub(crate) fn prompt(&self) {
         let mut inner = self.inner.lock();
         if inner.slow.is_some_and(|slow| slow.since.elapsed() >= slow.doubt) {
             let _ = inner.breaker.reachable();
         }
     }
 
-    /// The server has done what it is for, asked by nobody who waits.
-    pub(in crate::redis) fn record_background_success(self: &Arc<Self>) {
+    /// Records a background success, so that the breaker can close.
+    pub(crate) fn record_background_success(self: &Arc<Self>) {
         if self.state() != BreakerState::Closed
             && let Ok(permit) = self.permit(Instant::now())
         {
@@ -93,19 +92,18 @@ impl ServerBreaker {
         }
     }
 
-    /// What it does now.
-    pub(in crate::redis) fn state(&self) -> BreakerState {
+    /// Its state.
+    pub(crate) fn state(&self) -> BreakerState {
         self.inner.lock().breaker.state()
     }
 
     /// How often it has opened.
-    pub(in crate::redis) fn opened(&self) -> u64 {
+    pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Whether the next call goes through, or why not. Where nobody has asked since the wait was over, nothing is known to be
-    /// wrong.
-    pub(in crate::redis) fn health(&self) -> Result<(), StoreError> {
+    /// Whether the next call goes through, or why not. An open breaker whose wait is over counts as healthy.
+    pub(crate) fn health(&self) -> Result<(), StoreError> {
         let now = self.now();
         let inner = self.inner.lock();
         if inner.breaker.is_refusing(now) { Err(self.refusal(&inner)) } else { Ok(()) }
@@ -140,7 +138,7 @@ impl ServerBreaker {
                 let doubt = inner.slow.map_or(DOUBT_MIN, |slow| DOUBT_MAX.min(slow.doubt * 2));
                 let is_slow = matches!(why, Some(StoreError::Timeout(_)));
                 inner.slow = is_slow.then(|| Slow { since: Instant::now(), doubt });
-                // A probe that fails is no news.
+                // A failed probe is part of the same outage.
                 if was == BreakerState::Closed {
                     self.opened.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(server = %self.server, why = %inner.why, "circuit breaker open");
@@ -156,19 +154,19 @@ impl ServerBreaker {
 }
 
 impl BreakerPermit {
-    /// The server did what it is for, or said who does.
-    pub(in crate::redis) fn succeeded(self) {
+    /// Records a success: the server decided, or redirected the call.
+    pub(crate) fn succeeded(self) {
         self.succeeded_at(Instant::now());
     }
 
     /// The same, at an instant that was just read.
-    pub(in crate::redis) fn succeeded_at(mut self, now: Instant) {
+    pub(crate) fn succeeded_at(mut self, now: Instant) {
         self.recorded = true;
         self.breaker.record(self.pass, CallOutcome::Succeeded, None, self.breaker.at(now));
     }
 
-    /// It did not.
-    pub(in crate::redis) fn failed(mut self, why: &StoreError) {
+    /// Records a failure.
+    pub(crate) fn failed(mut self, why: &StoreError) {
         let late = matches!(why, StoreError::Timeout(_));
         let outcome = if late { CallOutcome::TimedOut } else { CallOutcome::Failed };
         self.record(outcome, Some(why));
@@ -202,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn slowness_is_forgotten_when_the_server_is_back_and_openings_are_counted_once() {
+    fn slowness_is_forgotten_when_the_breaker_closes_and_openings_are_counted_once() {
         let breaker = ServerBreaker::new("server".into(), BreakerConfig::default());
         let late = StoreError::Timeout(Duration::from_millis(10));
         for outage in 1..=3 {

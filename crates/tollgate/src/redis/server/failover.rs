@@ -1,4 +1,4 @@
-//! Servers that have taken over from others, or have started again: what was written before may be lost.
+//! Failovers and restarts of servers, before which writes may have been lost.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,36 +11,36 @@ use tollgate_core::{Micros, Timestamp};
 
 use crate::redis::server::single;
 
-/// Histories of data that are remembered. Each failover begins one.
+/// The most data histories that are kept. Each failover begins one.
 const HISTORIES_MAX: usize = 1_024;
 
-/// Since when a server writes its own history of the data.
+/// When a server became primary or restarted.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::redis) struct Failover {
-    /// On its clock, as it was read.
+pub(crate) struct Failover {
+    /// The time on its clock.
     since: Timestamp,
-    /// When it was read, and how long ago it was then.
+    /// When this was read, and how long ago the failover was then.
     read: Instant,
     age: Duration,
 }
 
 impl Failover {
-    /// Its time, if it is not longer ago than it matters. (The age of a server that has started is known to the second.)
-    pub(in crate::redis) fn within(&self, time: Micros) -> Option<Timestamp> {
+    /// Its time, if it was within `time`. (The age of a restarted server is known to the second.)
+    pub(crate) fn within(&self, time: Micros) -> Option<Timestamp> {
         let matters = self.age + self.read.elapsed() < Duration::from(time) + Duration::from_secs(1);
         matters.then_some(self.since)
     }
 }
 
-/// The histories that this engine has met.
+/// The data histories that this engine has seen.
 #[derive(Default)]
-pub(in crate::redis) struct Failovers {
-    /// By the name that the servers give them.
+pub(crate) struct Failovers {
+    /// By their replication ids.
     known: Mutex<HashMap<String, Failover>>,
     guarding: Mutex<Guarding>,
 }
 
-/// Whether anybody needs the histories, and which server did not tell its own.
+/// Whether a limit needs the histories, and which server did not tell its own.
 #[derive(Default)]
 struct Guarding {
     is_wanted: bool,
@@ -48,8 +48,8 @@ struct Guarding {
 }
 
 impl Failovers {
-    /// A limit relies on the histories from now on.
-    pub(in crate::redis) fn want(&self) {
+    /// Records that a limit relies on the histories.
+    pub(crate) fn want(&self) {
         let mut guarding = self.guarding.lock();
         guarding.is_wanted = true;
         if let Some(why) = guarding.unseen.take() {
@@ -57,8 +57,8 @@ impl Failovers {
         }
     }
 
-    /// A server did not tell its history. That is logged only if a limit relies on it.
-    pub(in crate::redis) fn unseen(&self, why: String) {
+    /// Records that a server did not tell its history. This is logged only if a limit relies on it.
+    pub(crate) fn unseen(&self, why: String) {
         let mut guarding = self.guarding.lock();
         match guarding.is_wanted {
             true => warn_of_unseen(&why),
@@ -66,12 +66,9 @@ impl Failovers {
         }
     }
 
-    /// Asks a server for its history. A replica that takes over from a primary that was known here begins its own when that is first
-    /// seen, at the latest; any other server began when it started.
-    pub(in crate::redis) async fn look(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> RedisResult<Option<Failover>> {
+    /// Asks a server for its history. The history of a replica that took over from a known primary begins when that is first seen, at the
+    /// latest. The history of any other server begins when it started.
+    pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Failover>> {
         let mut ask = Pipeline::new();
         ask.cmd("INFO").arg("replication").cmd("INFO").arg("server").cmd("TIME");
         let read = Instant::now();
@@ -92,7 +89,7 @@ impl Failovers {
         let before = field(&replication, "master_replid2").unwrap_or_default();
         let uptime = field(&server, "uptime_in_seconds").and_then(|secs| secs.parse().ok()).unwrap_or(0);
         let age = if known.contains_key(&before) { 0 } else { uptime };
-        // The server counts whole seconds of its clock since the one in which it started: it has started before the next one.
+        // The server counts whole seconds of its clock from the second in which it started.
         let started_before = (secs + 1).saturating_sub(age) * 1_000_000;
         let since = Timestamp::from_micros(started_before.min(secs * 1_000_000 + us));
         let failover = Failover { since, read, age: Duration::from_secs(age) };

@@ -1,9 +1,9 @@
-//! One server: its connections, its scripts and its clock. Connections are opened again by themselves.
+//! One server: its connections, its scripts and its clock. Lost connections are opened again.
 
-pub(in crate::redis) mod breaker;
+pub(crate) mod breaker;
 mod eviction;
 mod expiry;
-pub(in crate::redis) mod failover;
+pub(crate) mod failover;
 mod reach;
 
 use std::pin::pin;
@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo,
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, Pipeline, RedisConnectionInfo,
     RedisError, RedisResult, TlsCertificates, Value,
 };
 use tokio::net::TcpStream;
@@ -35,56 +35,55 @@ use crate::redis::server::reach::Reach;
 use crate::redis::url::Address;
 
 /// How to connect to servers.
-pub(in crate::redis) struct ConnectOptions {
-    pub(in crate::redis) tls: bool,
-    pub(in crate::redis) certificates: TlsCertificates,
-    pub(in crate::redis) username: Option<String>,
-    pub(in crate::redis) password: Option<String>,
-    pub(in crate::redis) database: i64,
-    /// For a connection to be open, with everything on it that a decision needs.
-    pub(in crate::redis) connect_timeout: Duration,
+pub(crate) struct ConnectOptions {
+    pub(crate) tls: bool,
+    pub(crate) certificates: TlsCertificates,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: i64,
+    /// The time limit for opening a connection, until it can decide.
+    pub(crate) connect_timeout: Duration,
     /// Connections to each server.
-    pub(in crate::redis) connections: usize,
-    /// What heads every key.
-    pub(in crate::redis) key_prefix: KeyPrefix,
+    pub(crate) connections: usize,
+    /// The prefix of every key.
+    pub(crate) key_prefix: KeyPrefix,
     /// Whether servers must say that they are primaries.
-    pub(in crate::redis) primaries_only: bool,
-    /// When a server that fails is left alone.
-    pub(in crate::redis) breaker: BreakerConfig,
+    pub(crate) primaries_only: bool,
+    /// The settings of the circuit breaker.
+    pub(crate) breaker: BreakerConfig,
     /// A server that does not answer within this is too slow.
-    pub(in crate::redis) patience: Duration,
-    /// Histories that were met. None for servers that hold no states.
-    pub(in crate::redis) failovers: Option<Arc<Failovers>>,
+    pub(crate) patience: Duration,
+    /// The known data histories. `None` for servers without states.
+    pub(crate) failovers: Option<Arc<Failovers>>,
 }
 
-/// Commands that a connection takes up before the next one waits: a batch that one write carries.
+/// Commands that a connection queues before the next one waits: one write carries them.
 const PIPELINE_COMMANDS: usize = 1_024;
-/// Between two attempts to connect: the first pause, and the longest.
+/// The first and the longest pause between two attempts to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-pub(in crate::redis) const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// After a refusal that only a person mends: less than one attempt a second, so that no account is locked for it.
-pub(in crate::redis) const PAUSE_REFUSED: Duration = Duration::from_millis(1_100);
-/// How long a server without slots is kept after a key on the move was asked for there.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// The pause after a refusal that needs a person: less than one attempt a second, so that no account is locked for it.
+pub(crate) const PAUSE_REFUSED: Duration = Duration::from_millis(1_100);
+/// How long a server without slots is kept after it was asked for a moving key.
 const ASKED_FOR: Duration = Duration::from_secs(60);
-/// A connection that does not answer a PING within this is dead, whatever the system says. Longer than the pauses of a
-/// healthy server.
+/// A connection that does not answer a PING within this time is dead. Longer than the pauses of a healthy server.
 const SILENCE_MAX: Duration = Duration::from_millis(500);
-/// After this much silence it is found out whether the server can be reached at all.
+/// After this much silence, the server is probed for reachability.
 const DOUBTED_AFTER: Duration = Duration::from_millis(100);
-/// How long a new connection to a server that can be reached is waited for before another one is tried, at first. Then twice that, and
-/// so on: a stopped server answers on the first when it goes on, and each other one only makes its queue longer.
+/// How long an attempt to connect to a reachable server lasts before the next attempt, at first. The time doubles each time: a stopped
+/// server answers the first attempt when it resumes, and each further attempt only fills its queue.
 const RENEW_MIN: Duration = Duration::from_secs(10);
 const RENEW_MAX: Duration = Duration::from_secs(320);
-/// How often a connection is asked whether it lives. One that has died while nobody asked is found before somebody does.
+/// How often a connection is tested with a PING, so that a dead one is found before the next request.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// How often it is while the server is left alone because it was too slow.
+/// How often while the breaker is open because the server was too slow.
 const PING_SLOW: Duration = Duration::from_millis(50);
-/// A connection that is lost within this was of no use: after a second one, the next attempt is held back as if it had failed.
+/// A connection that is lost within this time was useless. After a second one, the next attempt is delayed as after a failure.
 const USEFUL_MIN: Duration = Duration::from_secs(1);
 
 impl ConnectOptions {
     /// A client for one server.
-    pub(in crate::redis) fn client(&self, address: &Address) -> RedisResult<Client> {
+    pub(crate) fn client(&self, address: &Address) -> RedisResult<Client> {
         let place = match address {
             Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
             Address::Tcp { host, port } if self.tls => {
@@ -111,10 +110,10 @@ impl ConnectOptions {
         }
     }
 
-    /// A connection, for whatever it is wanted.
-    pub(in crate::redis) async fn connect(&self, address: &Address) -> RedisResult<MultiplexedConnection> {
+    /// Opens a connection.
+    pub(crate) async fn connect(&self, address: &Address) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
-            // The callers wait no longer than `connect_timeout`, and each call has its own deadline, which counts from before it was sent.
+            // Callers wait for `connect_timeout` at most, and each call has its own deadline, counted from before it was sent.
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_COMMANDS);
@@ -123,31 +122,31 @@ impl ConnectOptions {
 }
 
 /// One server.
-pub(in crate::redis) struct Server {
-    pub(in crate::redis) address: Address,
-    pub(in crate::redis) name: Arc<str>,
+pub(crate) struct Server {
+    pub(crate) address: Address,
+    pub(crate) name: Arc<str>,
     options: Arc<ConnectOptions>,
     pool: Box<[PooledConnection]>,
     /// Since when it writes its own history, if that is known.
     failover: Mutex<Option<Failover>>,
-    /// The server's `maxmemory-policy`, if it may evict states under it.
+    /// The `maxmemory-policy` of the server, if it may evict states.
     evicts_by: Mutex<Option<String>>,
-    /// Whether it was said that expired keys are freed while others wait.
+    /// Whether the warning about blocking expiry was logged.
     warned_of_expiry: AtomicBool,
-    /// Whether it can be reached while it does not answer.
+    /// Tests whether it is reachable while it does not answer.
     reach: tokio::sync::Mutex<Reach>,
-    /// The last time that the server told, in microseconds, and when.
+    /// The last time read from the server, in microseconds, and when.
     clock: Mutex<Option<(u64, Instant)>>,
     is_clock_estimated: AtomicBool,
-    /// When each script was last loaded because it was missing. One is not held up by another.
+    /// When each script was last loaded because it was missing. Each script has its own lock.
     loaded: Box<[tokio::sync::Mutex<Option<Instant>>]>,
-    /// When a key that is on the move was last asked for here: such a server may have no slots yet.
+    /// When it was last asked for a moving key. Such a server may have no slots yet.
     asked: Mutex<Option<Instant>>,
-    /// Which calls go through.
-    pub(in crate::redis) breaker: Arc<ServerBreaker>,
-    /// Told when a connection is lost or cannot be had: the server may no longer be the right one.
-    pub(in crate::redis) doubt: Arc<Notify>,
-    pub(in crate::redis) retired: CancellationToken,
+    /// The circuit breaker.
+    pub(crate) breaker: Arc<ServerBreaker>,
+    /// Notified when a connection is lost or cannot be opened: the server may no longer be the right one.
+    pub(crate) doubt: Arc<Notify>,
+    pub(crate) retired: CancellationToken,
 }
 
 /// One connection of the pool: open, being opened, or closed with the reason.
@@ -155,24 +154,24 @@ struct PooledConnection {
     state: RwLock<PooledState>,
     changed: Notify,
     lost: Notify,
-    /// Told when a call was not answered in time.
+    /// Notified when a call was not answered in time.
     doubted: Notify,
     opened: AtomicU64,
 }
 
 enum PooledState {
-    /// For the first time, or again after it was lost: callers wait.
+    /// The connection is being opened. Callers wait.
     Opening,
     Open {
         connection: MultiplexedConnection,
         number: u64,
     },
-    /// The last attempt has failed: callers are told why at once.
+    /// The last attempt has failed. Callers get the reason at once.
     Closed(StoreError),
 }
 
 impl PooledConnection {
-    /// Tells callers why there is no connection, unless they were told already.
+    /// Sets the reason why there is no connection, unless there is one already.
     fn close_if_opening(&self, why: StoreError) {
         let mut state = self.state.write();
         if matches!(*state, PooledState::Opening) {
@@ -183,26 +182,26 @@ impl PooledConnection {
     }
 }
 
-/// What a command must know of the server that it goes to.
+/// The data of a server that commands need.
 #[derive(Clone, Copy)]
-pub(in crate::redis) struct ServerContext {
+pub(crate) struct ServerContext {
     /// The time, where a script may not read it.
-    pub(in crate::redis) now: Option<Timestamp>,
-    /// About what its clock shows, if that was asked for. A script that reads the clock may find another time there.
-    pub(in crate::redis) about: Timestamp,
+    pub(crate) now: Option<Timestamp>,
+    /// The approximate time of its clock, if it was asked for. A script that reads the clock may find another time.
+    pub(crate) about: Timestamp,
     /// Since when it writes its own history, if that is known.
-    pub(in crate::redis) failover: Option<Failover>,
+    pub(crate) failover: Option<Failover>,
 }
 
-/// A connection on loan for one call.
-pub(in crate::redis) struct Borrowed {
-    pub(in crate::redis) connection: MultiplexedConnection,
+/// A connection borrowed for one call.
+pub(crate) struct Borrowed {
+    pub(crate) connection: MultiplexedConnection,
     index: usize,
     number: u64,
 }
 
 impl Server {
-    pub(in crate::redis) fn new(address: Address, options: Arc<ConnectOptions>, doubt: Arc<Notify>) -> Self {
+    pub(crate) fn new(address: Address, options: Arc<ConnectOptions>, doubt: Arc<Notify>) -> Self {
         let pooled = |_| PooledConnection {
             state: RwLock::new(PooledState::Opening),
             changed: Notify::new(),
@@ -231,18 +230,18 @@ impl Server {
         }
     }
 
-    /// How many connections it has, or wants.
-    pub(in crate::redis) fn pool_size(&self) -> usize {
+    /// The number of connections in its pool.
+    pub(crate) fn pool_size(&self) -> usize {
         self.pool.len()
     }
 
-    /// A key that is on the move is asked for here.
-    pub(in crate::redis) fn ask(&self) {
+    /// Records that it is asked for a moving key.
+    pub(crate) fn ask(&self) {
         *self.asked.lock() = Some(Instant::now());
     }
 
-    /// Whether keys are on their way here.
-    pub(in crate::redis) fn is_asked(&self) -> bool {
+    /// Whether keys are moving here.
+    pub(crate) fn is_asked(&self) -> bool {
         self.asked.lock().is_some_and(|asked| asked.elapsed() < ASKED_FOR)
     }
 
@@ -250,9 +249,9 @@ impl Server {
         (hash % self.pool.len() as u64) as usize
     }
 
-    /// Lets a call on keys of this hash through the breaker, or says why not. A connection that has failed since the breaker
-    /// opened is newer evidence of whether the server can be reached.
-    pub(in crate::redis) fn permit(&self, hash: u64, now: Instant) -> Result<BreakerPermit, StoreError> {
+    /// Lets a call on keys of this hash through the breaker, or returns why not. A connection that has failed since the breaker
+    /// opened is newer evidence of reachability.
+    pub(crate) fn permit(&self, hash: u64, now: Instant) -> Result<BreakerPermit, StoreError> {
         self.breaker.permit(now).map_err(|mut refusal| {
             if let (StoreError::BreakerOpen { reachable, .. }, PooledState::Closed(why)) =
                 (&mut refusal, &*self.pool[self.pool_index(hash)].state.read())
@@ -264,7 +263,7 @@ impl Server {
     }
 
     /// A connection for keys of this hash, if there is one.
-    pub(in crate::redis) fn try_borrow(&self, hash: u64) -> Option<Borrowed> {
+    pub(crate) fn try_borrow(&self, hash: u64) -> Option<Borrowed> {
         let index = self.pool_index(hash);
         match &*self.pool[index].state.read() {
             PooledState::Open { connection, number } => {
@@ -274,12 +273,8 @@ impl Server {
         }
     }
 
-    /// A connection for keys of this hash, as soon as there is one.
-    pub(in crate::redis) async fn borrow(
-        &self,
-        hash: u64,
-        deadline: Instant,
-    ) -> Result<Borrowed, StoreError> {
+    /// Waits for a connection for keys of this hash.
+    pub(crate) async fn borrow(&self, hash: u64, deadline: Instant) -> Result<Borrowed, StoreError> {
         let index = self.pool_index(hash);
         let pooled = &self.pool[index];
         loop {
@@ -303,25 +298,25 @@ impl Server {
         }
     }
 
-    /// Why there is no connection while one is being opened. The server counts as reachable until an attempt has failed.
+    /// The reason while a connection is being opened. The server counts as reachable until an attempt has failed.
     fn opening(&self) -> StoreError {
         StoreError::Unavailable { server: Arc::clone(&self.name), why: "a connection is being opened".into() }
     }
 
-    /// A call on this connection was not answered in time: it may be dead.
-    pub(in crate::redis) fn unanswered(&self, borrowed: &Borrowed) {
+    /// Records that a call on this connection was not answered in time.
+    pub(crate) fn unanswered(&self, borrowed: &Borrowed) {
         self.pool[borrowed.index].doubted.notify_one();
     }
 
-    /// This connection is of no more use.
-    pub(in crate::redis) fn lost(&self, borrowed: &Borrowed) {
+    /// Drops a broken connection.
+    pub(crate) fn lost(&self, borrowed: &Borrowed) {
         let pooled = &self.pool[borrowed.index];
         if self.forget(pooled, borrowed.number, PooledState::Opening) {
             pooled.lost.notify_one();
         }
     }
 
-    /// Takes a connection out of use, unless it was opened anew since.
+    /// Drops a connection, unless it was opened again since.
     fn forget(&self, pooled: &PooledConnection, lost: u64, instead: PooledState) -> bool {
         let mut state = pooled.state.write();
         let current = matches!(&*state, PooledState::Open { number, .. } if *number == lost);
@@ -332,7 +327,7 @@ impl Server {
         current
     }
 
-    /// Waits for an answer of the server. Without one in time, the error says whether the server can be reached.
+    /// Waits for an answer of the server. On a timeout, the error says whether the server is reachable.
     async fn answered<T>(&self, within: Duration, answer: impl Future<Output = T>) -> Result<T, StoreError> {
         let reached = async {
             sleep(DOUBTED_AFTER).await;
@@ -352,7 +347,7 @@ impl Server {
             }
             return Ok(answered);
         }
-        // A process that was held up finds both timers over at the same time, and has not tried yet.
+        // In a process that was delayed, both timers end at the same time, before the probe has run.
         let is_reached = match is_reached {
             Some(told) => told,
             None => reached.await,
@@ -371,8 +366,8 @@ impl Server {
         }
     }
 
-    /// What the server says to a client that says nothing, before it hangs up: that it has no room for another one. A client that
-    /// says something is often cut off before it can read that.
+    /// The message of a server that has too many clients, read without sending anything. A client that sends a command is often cut
+    /// off before it can read the message.
     async fn refusal_of_strangers(&self) -> Option<String> {
         let Address::Tcp { host, port } = &self.address else { return None };
         let listen = async {
@@ -387,7 +382,7 @@ impl Server {
     }
 
     /// Whether any connection is open and calls go through, or why not.
-    pub(in crate::redis) fn health(&self) -> Result<(), StoreError> {
+    pub(crate) fn health(&self) -> Result<(), StoreError> {
         self.breaker.health()?;
         let mut why = None;
         for pooled in &self.pool {
@@ -400,31 +395,31 @@ impl Server {
         Err(why.unwrap_or_else(|| self.opening()))
     }
 
-    /// What a command must know of the server; what its clock shows only if that is needed.
-    pub(in crate::redis) fn context(&self, needs_time: bool) -> ServerContext {
+    /// The data that a command needs, with the time of its clock only if needed.
+    pub(crate) fn context(&self, needs_time: bool) -> ServerContext {
         let is_estimated = self.is_clock_estimated.load(Ordering::Relaxed);
         let estimated = if needs_time || is_estimated { self.estimated_now() } else { None };
         ServerContext {
             now: estimated.filter(|_| is_estimated),
-            // A server whose clock was never read says what it shows if this is wrong.
+            // If the clock was never read, the script answers with the right time.
             about: estimated.unwrap_or_default(),
             failover: *self.failover.lock(),
         }
     }
 
-    /// The server's time, never ahead of it unless its clock was set back.
+    /// The estimated time of the server, never ahead of it unless its clock was set back.
     fn estimated_now(&self) -> Option<Timestamp> {
         let (us, read) = (*self.clock.lock())?;
         Some(Timestamp::from_micros(us + read.elapsed().as_micros() as u64))
     }
 
-    /// Takes over what the server's clock shows.
-    pub(in crate::redis) fn set_clock(&self, us: u64) {
+    /// Records the time of the server's clock.
+    pub(crate) fn set_clock(&self, us: u64) {
         *self.clock.lock() = Some((us, Instant::now()));
     }
 
     /// Keeps one connection open until the server is retired.
-    pub(in crate::redis) async fn keep_open(self: Arc<Self>, index: usize) {
+    pub(crate) async fn keep_open(self: Arc<Self>, index: usize) {
         let retired = self.retired.clone();
         tokio::select! {
             () = retired.cancelled() => {}
@@ -455,7 +450,7 @@ impl Server {
                         (pause, short_lived) = (PAUSE_MIN, false);
                         continue;
                     }
-                    // Once may be chance: what it means is known when the next attempt has failed.
+                    // Once may be an accident. The next attempt tells more.
                     if !std::mem::replace(&mut short_lived, true) {
                         continue;
                     }
@@ -471,7 +466,7 @@ impl Server {
                         renew = RENEW_MAX.min(renew * 2);
                     }
                     if began.elapsed() >= self.options.connect_timeout {
-                        // Long enough: a server that is silent now may be there a moment later.
+                        // The attempt was pause enough: a silent server may answer a moment later.
                         pause = PAUSE_MIN;
                     }
                     sleep(jittered(if refused { PAUSE_REFUSED } else { pause })).await;
@@ -481,7 +476,7 @@ impl Server {
         }
     }
 
-    /// An attempt to open a connection has failed, or lasts for too long. What is said is said once.
+    /// Records that an attempt to connect has failed or lasts too long. Each reason is logged once.
     fn not_opened(&self, pooled: &PooledConnection, why: StoreError, said: &mut Option<String>) {
         let text = why.to_string();
         if said.as_ref() != Some(&text) {
@@ -510,9 +505,7 @@ impl Server {
                 if self.is_clock_estimated.load(Ordering::Relaxed) {
                     return self.read_clock(&mut connection).await;
                 }
-                let mut ping = Cmd::new();
-                ping.arg("PING");
-                single(connection.send_packed_command(&ping).await).map(drop)
+                redis::cmd("PING").exec_async(&mut connection).await
             };
             let dead = match self.answered(SILENCE_MAX, lives).await {
                 Ok(Ok(())) => {
@@ -521,7 +514,7 @@ impl Server {
                     }
                     None
                 }
-                // A server that answers with an error lives.
+                // A server that answers with an error is alive.
                 Ok(Err(error)) => {
                     (error.is_io_error() || error.is_connection_dropped()).then_some(PooledState::Opening)
                 }
@@ -534,8 +527,8 @@ impl Server {
         }
     }
 
-    /// A connection on which everything is ready: the scripts, the server's clock, its role. A server that can be reached and does not
-    /// answer is waited for, since it will answer on this connection first; meanwhile callers are told.
+    /// Opens a connection and prepares it: the scripts, the clock, the role of the server. If the server is reachable but does not answer,
+    /// the attempt goes on, because the server will answer on this connection first. Meanwhile callers get the reason.
     async fn open(
         &self,
         pooled: &PooledConnection,
@@ -558,10 +551,8 @@ impl Server {
     async fn open_once(&self) -> Result<MultiplexedConnection, StoreError> {
         let opening = async {
             let mut connection = self.options.connect(&self.address).await?;
-            // Before anything long: a server hangs up on a stranger who says much, without saying why.
-            let mut ping = Cmd::new();
-            ping.arg("PING");
-            single(connection.send_packed_command(&ping).await)?;
+            // A short command first: a server that refuses the client would close a busy connection without a reason.
+            redis::cmd("PING").exec_async(&mut connection).await?;
             if self.options.primaries_only {
                 self.expect_primary(&mut connection).await?;
             }
@@ -589,24 +580,19 @@ impl Server {
     }
 
     async fn expect_primary(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        let mut role = Cmd::new();
-        role.arg("ROLE");
-        match single(connection.send_packed_command(&role).await) {
+        match redis::cmd("ROLE").query_async(connection).await {
             Ok(Value::Array(role)) if matches!(role.first(), Some(Value::BulkString(name)) if name == b"master") => {
                 Ok(())
             }
-            Ok(_) => {
-                let why = (redis::ErrorKind::Client, "it is no primary (yet)");
-                Err(why.into())
-            }
-            // Who may not ask finds out by the first write.
+            Ok(_) => Err((redis::ErrorKind::Client, "it is no primary (yet)").into()),
+            // Without the privilege to ask, the first write tells.
             Err(error) if error.to_string().contains("NOPERM") => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes a script known to a server that has forgotten it: once for all calls that were sent before it is done.
-    pub(in crate::redis) async fn reload(
+    /// Loads a script that the server has forgotten, once for all calls that were sent before.
+    pub(crate) async fn reload(
         &self,
         script: &'static Script,
         borrowed: &mut Borrowed,
@@ -621,14 +607,14 @@ impl Server {
         Ok(())
     }
 
-    /// Finds out whether scripts may read the time before they write. Servers before version 5 do not let them.
+    /// Tests whether scripts may read the time before they write. Servers before version 5 do not allow it.
     async fn probe_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let mut probe = Pipeline::new();
         probe.cmd("SCRIPT").arg("LOAD").arg(&SCRIPTS.probe.source);
         probe.cmd("EVALSHA").arg(&SCRIPTS.probe.sha).arg(0).arg(format!("{}:probe", self.options.key_prefix));
         let answer = connection.send_packed_commands(&probe, 1, 1).await?.pop().unwrap_or(Value::Nil);
         let error = match single(Ok(answer)) {
-            // Without a privilege nothing will be decided.
+            // Without this privilege the server cannot decide.
             Err(error) if is_refusal(&error) => return Err(error),
             Err(error) => error.to_string(),
             Ok(_) => String::new(),
@@ -643,15 +629,12 @@ impl Server {
     }
 
     async fn read_clock(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        let mut time = Cmd::new();
-        time.arg("TIME");
-        let (secs, us): (u64, u64) =
-            redis::from_redis_value(single(connection.send_packed_command(&time).await)?)?;
+        let (secs, us): (u64, u64) = redis::cmd("TIME").query_async(connection).await?;
         self.set_clock(secs * 1_000_000 + us);
         Ok(())
     }
 
-    /// Finds out since when the server writes its own history: a limit with `failover_guard` may come at any time.
+    /// Reads when the server became primary or restarted, because a limit with `failover_guard` may be added at any time.
     async fn look_at_history(&self, connection: &mut MultiplexedConnection) {
         let Some(failovers) = &self.options.failovers else { return };
         match failovers.look(connection).await {
@@ -660,8 +643,8 @@ impl Server {
         }
     }
 
-    /// Warns of a server that may drop states when its memory is full, once for each policy that it has. The user may not be allowed to
-    /// ask: then that is said.
+    /// Warns of a server that may evict states when its memory is full, once for each eviction policy. If the user may not read the
+    /// policy, that is logged.
     async fn warn_of_eviction(&self, connection: &mut MultiplexedConnection) {
         let policy = match maxmemory_policy(connection).await {
             Ok(policy) => policy.filter(|policy| evicts(policy)),
@@ -682,12 +665,12 @@ impl Server {
     }
 
     /// The `maxmemory-policy` of the server, if it may evict states under it.
-    pub(in crate::redis) fn evicts_by(&self) -> Option<String> {
+    pub(crate) fn evicts_by(&self) -> Option<String> {
         self.evicts_by.lock().clone()
     }
 }
 
-/// Makes scripts known to a server.
+/// Loads scripts into a server.
 async fn load(
     connection: &mut MultiplexedConnection,
     scripts: impl IntoIterator<Item = &'static Script>,
@@ -708,16 +691,16 @@ async fn load(
     Ok(())
 }
 
-/// An answer that is an error counts as one.
-pub(in crate::redis) fn single(answer: RedisResult<Value>) -> RedisResult<Value> {
+/// Turns an error answer into an error.
+pub(crate) fn single(answer: RedisResult<Value>) -> RedisResult<Value> {
     match answer {
         Ok(Value::ServerError(error)) => Err(RedisError::from(error)),
         other => other,
     }
 }
 
-/// Up to a quarter more, so that many Tollgate nodes do not come at once.
-pub(in crate::redis) fn jittered(pause: Duration) -> Duration {
+/// A pause with up to a quarter more, so that nodes do not come at the same time.
+pub(crate) fn jittered(pause: Duration) -> Duration {
     let mut byte = [0];
     // Without randomness the pause is the plain one.
     let _ = getrandom::fill(&mut byte);

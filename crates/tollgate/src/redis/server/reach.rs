@@ -1,8 +1,8 @@
-//! Whether a server that does not answer can be reached: then it is busy or stopped, and not gone.
+//! Tests whether a server that does not answer is reachable: then it is busy or stopped, and not gone.
 //!
-//! The system of a stopped server accepts connections until the server's queue is full, and acknowledges what is sent on those that it
-//! has accepted. So one connection is kept for this question, and asked again and again: a new one for each time would fill the queue,
-//! after which the server would seem to be gone.
+//! The operating system of a stopped server accepts connections until the queue of the server is full, and acknowledges the data sent on
+//! them. So one connection is kept and reused for this test: a new connection for each test would fill the queue, and then the server
+//! would seem to be gone.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use tokio::time::{Instant, timeout};
 
 use crate::redis::url::Address;
 
-/// For one attempt.
+/// The time limit of one test.
 const ASK_FOR: Duration = Duration::from_millis(400);
-/// What is sent must be acknowledged within this, or the connection is broken.
+/// Data must be acknowledged within this time, or the connection is broken.
 #[cfg(target_os = "linux")]
 const ACKNOWLEDGED_WITHIN_MS: u32 = 300;
-/// Others who ask at the same time share the answer.
+/// How long a result is reused.
 const FRESH_FOR: Duration = Duration::from_millis(200);
 
-/// What is known of a server that does not answer.
+/// The reachability of a server that does not answer.
 #[derive(Default)]
-pub(in crate::redis) struct Reach {
+pub(crate) struct Reach {
     kept: Option<TcpStream>,
     told: Option<(Instant, bool)>,
 }
 
 impl Reach {
-    /// Whether the server can be reached.
-    pub(in crate::redis) async fn ask(&mut self, address: &Address) -> bool {
+    /// Whether the server is reachable.
+    pub(crate) async fn ask(&mut self, address: &Address) -> bool {
         if let Some((when, told)) = self.told
             && when.elapsed() < FRESH_FOR
         {
@@ -54,12 +54,12 @@ impl Reach {
         told
     }
 
-    /// The server answers again: what was kept for the question is let go.
-    pub(in crate::redis) fn forget(&mut self) {
+    /// Drops the connection and the result: the server answers again.
+    pub(crate) fn forget(&mut self) {
         (self.kept, self.told) = (None, None);
     }
 
-    /// Asks on the connection that is kept. None: there is none any more, and another one may tell.
+    /// Tests the kept connection. `None`: there is none, and a new one has to be opened.
     async fn ask_kept(&mut self) -> Option<bool> {
         let stream = self.kept.as_mut()?;
         let asked = async {
@@ -74,10 +74,10 @@ impl Reach {
             Ok(Ok(())) => Some(true),
             Ok(Err(why)) => {
                 self.kept = None;
-                // What was sent was not acknowledged. Anything else comes from a server that is there.
+                // A timeout means that the data was not acknowledged. Other errors come from a reachable server.
                 (why.kind() == ErrorKind::TimedOut).then_some(false)
             }
-            // Acknowledged, or it would have failed by now.
+            // Acknowledged: otherwise the connection would have failed by now.
             Err(_) if cfg!(target_os = "linux") => Some(true),
             Err(_) => {
                 self.kept = None;

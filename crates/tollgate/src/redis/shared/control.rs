@@ -1,10 +1,10 @@
-//! What all nodes of a store go by: a policy that was pushed to one of them, and tiers that were assigned.
+//! Data that all nodes of a store follow: the pushed policy, and assigned tiers.
 //!
-//! The policy is a hash with number, epoch and text, which is empty once it was withdrawn, and with what was pushed before: `history` lists the
-//! numbers, `a NUMBER` says what it was, `h NUMBER` is the text. The tiers are a hash with number, epoch, members
+//! The policy is a hash with number, epoch and text, which is empty once it was withdrawn, and with earlier policies: `history` lists the
+//! numbers, `a NUMBER` is the label, time and author, `h NUMBER` is the text. The tiers are a hash with number, epoch, members
 //! (how many have a tier), `t FAMILY MEMBER` for each tier that is assigned, and the latest changes by their number: `c NUMBER`, and
 //! `e NUMBER` with the epoch. A store that holds a lower number than a node knows, or none, has lost data: a withdrawn policy leaves its
-//! number behind. Reads are one command each; changes are compared with what was read (`control.lua`).
+//! number behind. Reads are one command each; changes are compared with the version that was read (`control.lua`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,34 +17,34 @@ use crate::redis::protocol::{self, Command, VersionedChange};
 use crate::redis::server::ServerContext;
 use crate::redis::{Inner, RedisEngine};
 
-/// Nobody's request waits for it.
+/// The deadline of one command. No request waits for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
-/// Members with a tier that was assigned: 10 MB in every node, with names of 100 bytes.
+/// The most members with an assigned tier: 10 MB in every node, with names of 100 bytes.
 pub const ASSIGNED_MAX: u64 = 100_000;
-/// Tiers that one call writes back: the store is busy with it for well under a millisecond.
+/// Tiers that one call writes back. The call takes well under a millisecond of the store.
 const RESTORED_AT_ONCE: usize = 200;
-/// Unfinished tiers are kept for so long after the last part: their node may be gone.
+/// How long unfinished tiers are kept after the last part: their node may have stopped.
 const UNFINISHED_KEPT: Duration = Duration::from_secs(60);
 /// Changes to the tiers that the store keeps: a node that knows of an older state reads all tiers.
 const CHANGES_KEPT: u64 = 1_000;
 /// Policies that were pushed and are kept.
 const HISTORY_KEPT: usize = 20;
-/// Attempts to make a change: each fails only because somebody else has made one.
+/// Attempts to make a change. An attempt fails only because another node has made a change.
 const ATTEMPTS: usize = 16;
-/// For all attempts together: other changes of this node wait meanwhile.
+/// The deadline of all attempts together. Other changes of this node wait meanwhile.
 const CHANGED_WITHIN: Duration = Duration::from_secs(2);
 /// The keys of [`Control`].
 const POLICY: usize = 0;
 const TIERS: usize = 1;
 
-/// What nodes of a store tell each other. Clones share it.
+/// The shared data of the nodes of a store. Clones share it.
 #[derive(Clone)]
 pub struct Control {
     inner: Arc<Inner>,
     keys: Arc<[String; 2]>,
 }
 
-/// Which change to the policy or to the tiers was the last. The default is the version of a store that knows of none.
+/// The version of the policy or of the tiers. The default is the version of a store without either.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Version {
     /// Grows with every change.
@@ -54,13 +54,13 @@ pub struct Version {
 }
 
 impl Version {
-    /// Whether a node that knows `known` should go by this version.
+    /// Whether this version is newer than `known`.
     fn is_news(&self, known: &Self) -> bool {
         self.number > known.number || self.number == known.number && self.epoch != known.epoch
     }
 }
 
-/// What has changed since a node last asked.
+/// The changes since a node last asked.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ControlUpdate {
     /// The version of the policy in the store. A lower number than the node knows: the store has lost it.
@@ -71,9 +71,9 @@ pub struct ControlUpdate {
     pub tiers_version: Version,
     /// Whether there are other tiers than the node knows.
     pub has_tiers: bool,
-    /// Whether `tiers` are all that are assigned, in place of what was known; else they are changes.
+    /// Whether `tiers` are all assigned tiers. Otherwise they are changes.
     pub all_tiers: bool,
-    /// Tiers that were assigned; an empty one is assigned no more.
+    /// Assigned tiers. An empty tier was taken away.
     pub tiers: Vec<AssignedTier>,
 }
 
@@ -122,7 +122,7 @@ impl HistoryEntry {
     }
 }
 
-/// What became of a tier that was to be assigned.
+/// The result of assigning a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Assigned {
     /// It is assigned.
@@ -134,7 +134,7 @@ pub enum Assigned {
 }
 
 impl RedisEngine {
-    /// What nodes of this store tell each other.
+    /// The shared data of the nodes of this store.
     pub fn control(&self) -> Control {
         // One slot, so that both are on one server.
         let keys = ["policy", "tiers"].map(|name| format!("{}:{{control}}:{name}", self.0.key_prefix));
@@ -143,7 +143,7 @@ impl RedisEngine {
 }
 
 impl Control {
-    /// What has changed since the node knew these versions.
+    /// The changes since these versions.
     pub async fn news(&self, policy: &Version, tiers: &Version) -> Result<ControlUpdate, StoreError> {
         let (policy_version, text) = self.changed_policy(policy).await?;
         let mut news = self.changed_tiers(tiers).await?;
@@ -157,7 +157,7 @@ impl Control {
         if !version.is_news(known) {
             return Ok((version, None));
         }
-        // Read together with its version: others may have changed it since, or the store may have lost it.
+        // Read together with its version: other nodes may have changed it since, or the store may have lost it.
         let (version, text) = self.read(POLICY, &["text".to_owned()]).await?;
         let text = text.into_iter().flatten().next().unwrap_or_default();
         let text = version.is_news(known).then_some(text);
@@ -177,8 +177,8 @@ impl Control {
             let changes = values.split_off(2);
             let tiers: Option<Vec<_>> =
                 changes.into_iter().map(|line| AssignedTier::from_line(&line?)).collect();
-            // Changes follow on what the node knows only if that is in the history of the store, and lead to what was stored only if
-            // that still is. Others may have made further changes since: the node reads those next time.
+            // The changes apply only if both epochs are in the history of the store: the one that the node knows, and the one that was
+            // read. Other nodes may have made further changes since; the node reads them the next time.
             let epochs = [Some(known.epoch.clone()), Some(stored.epoch.clone())];
             if let (Some(tiers), true) = (tiers, values == epochs) {
                 return Ok(ControlUpdate {
@@ -247,7 +247,7 @@ impl Control {
         Err(contended())
     }
 
-    /// What was pushed last, the newest first.
+    /// The last pushed policies, the newest first.
     pub async fn history(&self) -> Result<Vec<HistoryEntry>, StoreError> {
         let (_, history) = self.read(POLICY, &["history".to_owned()]).await?;
         let numbers = numbers(history.into_iter().flatten().next().as_deref());
@@ -319,7 +319,7 @@ impl Control {
     pub async fn keep_tiers(&self, version: &Version, tiers: &[AssignedTier]) -> Result<bool, StoreError> {
         let place = format!("{}:{}", self.keys[TIERS], random_epoch());
         let restored = self.restore_tiers(version, tiers, &place).await;
-        // Unless it is the tiers now, it is of no use and may be large. If this fails, it goes by itself after a while.
+        // If it has not replaced the tiers, it is useless and may be large. If this fails, it expires after a while.
         let _ = self.say(|| protocol::forget(&place)).await;
         restored
     }
@@ -399,7 +399,7 @@ impl Control {
         Ok(self.say(say).await? == Value::Int(1))
     }
 
-    /// Past the breaker, which is there for the sake of requests: this is said rarely, and somebody waits for it to be done.
+    /// Sends a command without the breaker, which protects requests: these commands are rare, and an operator waits for them.
     async fn say(&self, command: impl Fn() -> Command) -> Result<Value, StoreError> {
         let deadline = Instant::now() + ANSWERED_WITHIN;
         self.inner.routes.send(&self.keys[POLICY], deadline, |_: ServerContext| command()).await
@@ -410,9 +410,9 @@ async fn in_time<T>(change: impl Future<Output = Result<T, StoreError>>) -> Resu
     timeout(CHANGED_WITHIN, change).await.unwrap_or(Err(StoreError::Timeout(CHANGED_WITHIN)))
 }
 
-/// Every attempt has found that others had just changed the same: nothing was done.
+/// The error after every attempt has lost against changes of other nodes. Nothing was done.
 fn contended() -> StoreError {
-    let why = "others change the same at the same time; try again".into();
+    let why = "other nodes change the same data at the same time; try again".into();
     StoreError::Unavailable { server: "the store".into(), why }
 }
 
@@ -470,7 +470,7 @@ impl AssignedTier {
     }
 }
 
-/// The texts of an answer; what is not there, or is no text, as `None`.
+/// The texts of an answer. `None` for missing values and values that are not texts.
 fn texts(answer: Value) -> Result<Vec<Option<String>>, StoreError> {
     let text =
         |value| if let Value::BulkString(bytes) = value { String::from_utf8(bytes).ok() } else { None };
@@ -485,7 +485,7 @@ fn parsed(number: &str) -> Result<u64, StoreError> {
 /// A random epoch.
 fn random_epoch() -> String {
     let mut bytes = [0; 8];
-    // Without randomness, nodes that differ would not notice.
+    // Without random numbers, different versions could have the same epoch.
     getrandom::fill(&mut bytes).expect("the operating system gives random numbers");
     format!("{:016x}", u64::from_be_bytes(bytes))
 }

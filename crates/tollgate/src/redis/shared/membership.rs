@@ -1,4 +1,4 @@
-//! How many nodes share the store: each says once in a while that it lives, and hears how many do.
+//! Counts the nodes that share the store: each node sends heartbeats and gets the number of live nodes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,23 +13,23 @@ use crate::redis::protocol;
 use crate::redis::server::{ServerContext, jittered};
 use crate::redis::topology::Routes;
 
-/// How often a node says that it lives.
+/// The interval of heartbeats.
 const SAY_EVERY: Duration = Duration::from_secs(1);
-/// Nobody waits for it: a store that is too slow for checks should still know who is there.
+/// The deadline of a heartbeat. A store that is too slow for checks should still count its nodes.
 const SAY_WITHIN: Duration = Duration::from_millis(500);
-/// For how long a node counts after that: some of its words may be lost.
+/// How long a node counts after a heartbeat: some heartbeats may be lost.
 const COUNTS_FOR: Duration = Duration::from_secs(5);
 
 /// This node among the others.
-pub(in crate::redis) struct Membership {
+pub(crate) struct Membership {
     id: String,
-    /// The key that nodes say it under.
+    /// The key of the heartbeats.
     key: String,
-    /// How many there were when the store last said so; 0 if it never has.
+    /// The number of nodes by the last answer of the store; 0 before the first.
     nodes: AtomicU32,
-    /// While the store speaks of fewer: since when, without a gap, and the most that it spoke of.
+    /// While the store reports fewer nodes: since when, without a gap, and the most that it reported.
     fewer: Mutex<Option<Fewer>>,
-    /// When the store last answered.
+    /// The last heartbeat that the store answered.
     said: Mutex<Option<Instant>>,
 }
 
@@ -40,8 +40,8 @@ struct Fewer {
 }
 
 impl Membership {
-    /// A node that nobody has heard of yet.
-    pub(in crate::redis) fn new(prefix: &KeyPrefix) -> Arc<Self> {
+    /// A node before its first heartbeat.
+    pub(crate) fn new(prefix: &KeyPrefix) -> Arc<Self> {
         let mut id = [0; 16];
         // Without randomness some nodes would count as one, and each would take a larger share of a limit.
         getrandom::fill(&mut id).expect("the operating system gives random numbers");
@@ -54,18 +54,18 @@ impl Membership {
         })
     }
 
-    /// How many nodes there were when the store last said so, this one among them.
-    pub(in crate::redis) fn nodes(&self) -> Option<u32> {
+    /// The number of nodes by the last answer of the store, including this one.
+    pub(crate) fn nodes(&self) -> Option<u32> {
         Some(self.nodes.load(Ordering::Relaxed)).filter(|nodes| *nodes > 0)
     }
 
-    /// When the store last took it in.
-    pub(in crate::redis) fn last_heartbeat(&self) -> Option<Instant> {
+    /// The last heartbeat that the store recorded.
+    pub(crate) fn last_heartbeat(&self) -> Option<Instant> {
         *self.said.lock()
     }
 
-    /// Says and hears it, again and again.
-    pub(in crate::redis) async fn keep_alive(self: Arc<Self>, routes: Arc<Routes>) {
+    /// Sends heartbeats, again and again.
+    pub(crate) async fn keep_alive(self: Arc<Self>, routes: Arc<Routes>) {
         let key = &self.key;
         loop {
             let say =
@@ -79,8 +79,8 @@ impl Membership {
         }
     }
 
-    /// More nodes count at once; fewer only after all had the time to say that they live: a store that comes back empty knows of
-    /// nobody at first, and a share that is too large lasts as long as the next outage.
+    /// More nodes count at once. Fewer nodes count only after all nodes had time for a heartbeat: a store that comes back empty knows no
+    /// node at first, and a share that is too large would last until the next outage ends.
     fn update(&self, nodes: u32, now: Instant) {
         let mut fewer = self.fewer.lock();
         if nodes >= self.nodes.load(Ordering::Relaxed) {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_nodes_count_at_once_and_fewer_only_after_all_had_time_to_speak() {
+    fn more_nodes_count_at_once_and_fewer_only_after_all_had_time_for_a_heartbeat() {
         let (membership, start) = (Membership::new(&KeyPrefix::default()), Instant::now());
         let update = |secs: u64, nodes| {
             membership.update(nodes, start + Duration::from_secs(secs));
@@ -113,13 +113,13 @@ mod tests {
         assert_eq!(membership.nodes(), None);
         assert_eq!(update(0, 1), Some(1));
         assert_eq!(update(1, 4), Some(4));
-        // The store has forgotten everybody, and hears of one after another.
+        // The store has lost its data, and counts one node after another.
         assert_eq!([update(60, 1), update(61, 2), update(62, 4)], [Some(4); 3]);
         // One is really gone.
         assert_eq!([70, 71, 72, 73, 74].map(|secs| update(secs, 3)), [Some(4); 5]);
         assert_eq!(update(75, 3), Some(3));
         // A gap begins anew.
         assert_eq!([80, 81, 82, 90, 91, 92, 93, 94].map(|secs| update(secs, 1)), [Some(3); 8]);
-        assert_eq!(update(95, 2), Some(2), "the most that was spoken of");
+        assert_eq!(update(95, 2), Some(2), "the most that was reported");
     }
 }

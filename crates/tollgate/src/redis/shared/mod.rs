@@ -1,4 +1,4 @@
-//! What the nodes of a store share beside the states: who is there, the policy that was pushed, and assigned tiers.
+//! Data that nodes share beside the states: membership, the pushed policy, and assigned tiers.
 
 pub(super) mod control;
 pub(super) mod membership;

@@ -1,4 +1,4 @@
-//! Finds the primary, or the owners of all slots, by asking the sentinels or the servers of a cluster.
+//! Finds the primary by asking the sentinels, or the owners of all slots by asking the servers of a cluster.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::redis::error::{StoreError, connect_error, is_refusal};
-use crate::redis::server::{PAUSE_MAX, PAUSE_REFUSED, jittered, single};
+use crate::redis::server::{ConnectOptions, PAUSE_MAX, PAUSE_REFUSED, jittered};
 use crate::redis::topology::{Routes, host_or};
 use crate::redis::url::{Address, Shape};
 
-/// Between two looks at who is who, however many have asked for one.
+/// The shortest pause between two searches.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// Looks at who is who when nobody has asked for one.
+/// The pause before a search that no caller has asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// How long a sentinel may be silent before it is listened to anew.
+/// How long a sentinel may be silent before the subscription is renewed.
 const SUBSCRIBE_EVERY: Duration = Duration::from_secs(60);
 
 impl Routes {
-    /// Finds out who is who, again and again.
-    pub(in crate::redis) async fn keep_looking(self: Arc<Self>) {
+    /// Searches for the servers of the store, again and again.
+    pub(crate) async fn keep_looking(self: Arc<Self>) {
         let mut said: Option<String> = None;
         let mut pause = LOOK_PAUSE;
-        // Nobody's word is taken for ever: each look begins with the next one.
+        // Each search begins with the next seed, so that no wrong answer lasts.
         for first in (0..).map(|look: usize| look % self.seeds.len().max(1)) {
             let found = match &self.shape {
                 Shape::Standalone => return,
@@ -49,46 +49,64 @@ impl Routes {
                     let refused = matches!(why, StoreError::Refused { .. });
                     self.table.write().why = Some(why);
                     self.changed.notify_waiters();
-                    // Nobody has to ask for another look.
+                    // The next search needs no other reason.
                     self.doubt.notify_one();
                     sleep(jittered(if refused { PAUSE_REFUSED } else { pause })).await;
                     pause = PAUSE_MAX.min(pause * 2);
                 }
             }
             sleep(LOOK_PAUSE).await;
-            // Whether somebody has asked or it is time makes no difference.
+            // A timeout is a reason to search too.
             let _ = timeout(LOOK_EVERY, self.doubt.notified()).await;
         }
     }
 
-    /// Asks one sentinel after another who the primary is.
+    /// Asks the sentinels for the primary.
     async fn find_primary(&self, master: &str, first: usize) -> Result<Address, StoreError> {
+        let mut ask = Cmd::new();
+        ask.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+        let primary = |answer, sentinel: &Address| match redis::from_redis_value(answer) {
+            Ok(Some((host, port))) => Ok(Address::Tcp { host, port }),
+            Ok(None) => Err(StoreError::Refused {
+                server: sentinel.to_string().into(),
+                why: format!("it knows no master named {master}").into(),
+                hint: "look at the name at the end of the store's URL",
+            }),
+            Err(error) => Err(connect_error(&error.into(), &sentinel.to_string().into())),
+        };
+        self.ask_seeds(&self.sentinel_options, first, &ask, primary).await
+    }
+
+    /// Asks one seed after another, from number `first` on, until `read` understands an answer.
+    async fn ask_seeds<T>(
+        &self,
+        options: &ConnectOptions,
+        first: usize,
+        ask: &Cmd,
+        read: impl Fn(Value, &Address) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let mut why = self.not_yet();
-        for sentinel in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
-            let name: Arc<str> = sentinel.to_string().into();
-            let ask = async {
-                let mut connection = self.sentinel_options.connect(sentinel).await?;
-                let mut ask = Cmd::new();
-                ask.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
-                let answer = single(connection.send_packed_command(&ask).await)?;
-                Ok(redis::from_redis_value::<Option<(String, u16)>>(answer)?)
+        for seed in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
+            let name: Arc<str> = seed.to_string().into();
+            let asked = async {
+                let mut connection = options.connect(seed).await?;
+                ask.query_async::<Value>(&mut connection).await
             };
-            why = match timeout(self.sentinel_options.connect_timeout, ask).await {
-                Ok(Ok(Some((host, port)))) => return Ok(Address::Tcp { host, port }),
-                Ok(Ok(None)) => StoreError::Refused {
-                    server: name,
-                    why: format!("it knows no master named {master}").into(),
-                    hint: "look at the name at the end of the store's URL",
-                },
-                Ok(Err(error)) => connect_error(&error, &name),
-                Err(_) => StoreError::Unreachable { server: name, why: "no answer in time".into() },
+            let answer = match timeout(options.connect_timeout, asked).await {
+                Ok(Ok(answer)) => read(answer, seed),
+                Ok(Err(error)) => Err(connect_error(&error, &name)),
+                Err(_) => Err(StoreError::Unreachable { server: name, why: "no answer in time".into() }),
             };
+            match answer {
+                Ok(found) => return Ok(found),
+                Err(error) => why = error,
+            }
         }
         Err(why)
     }
 
-    /// Listens to one sentinel for as long as the engine lives: a new primary is followed at once.
-    pub(in crate::redis) async fn watch_switches(self: Arc<Self>, sentinel: Address, master: String) {
+    /// Subscribes to one sentinel while the engine lives, to follow a new primary at once.
+    pub(crate) async fn watch_switches(self: Arc<Self>, sentinel: Address, master: String) {
         loop {
             let subscribe = async {
                 let mut events = self.sentinel_options.client(&sentinel)?.get_async_pubsub().await?;
@@ -102,7 +120,7 @@ impl Routes {
             }
             if let Ok(Ok(events)) = subscribed {
                 let mut events = events.into_on_message();
-                // Anew from time to time: a connection that was cut unseen would never say another word.
+                // Renewed from time to time: a connection that broke unnoticed would stay silent.
                 while let Ok(Some(event)) = timeout(SUBSCRIBE_EVERY, events.next()).await {
                     let event: String = event.get_payload().unwrap_or_default();
                     if event.split(' ').next() == Some(&master) {
@@ -115,7 +133,7 @@ impl Routes {
         }
     }
 
-    /// Asks one server after another who has which slots.
+    /// Asks the servers of a cluster for the owners of all slots.
     async fn find_slots(&self, first: usize) -> Result<Vec<(Address, RangeInclusive<u16>)>, StoreError> {
         let mut ask = Cmd::new();
         ask.arg("CLUSTER").arg("SLOTS");
@@ -125,32 +143,19 @@ impl Routes {
             known.iter().cycle().skip(first).take(known.len()).filter(|server| server.health().is_ok())
         {
             let Ok(mut borrowed) = server.borrow(0, deadline()).await else { continue };
-            let answer = timeout_at(deadline(), borrowed.connection.send_packed_command(&ask)).await;
-            if let Ok(Ok(slots)) = answer.map(single)
+            let answer = timeout_at(deadline(), ask.query_async(&mut borrowed.connection)).await;
+            if let Ok(Ok(slots)) = answer
                 && let Some(found) = owners(slots, &server.address).filter(|found| !found.is_empty())
             {
                 return Ok(found);
             }
         }
-        let mut why = self.not_yet();
-        for seed in self.seeds.iter().cycle().skip(first).take(self.seeds.len()) {
-            let name: Arc<str> = seed.to_string().into();
-            let asked = async {
-                let mut connection = self.options.connect(seed).await?;
-                single(connection.send_packed_command(&ask).await)
-            };
-            why = match timeout_at(deadline(), asked).await {
-                Ok(Ok(slots)) => match owners(slots, seed) {
-                    Some(found) if !found.is_empty() => return Ok(found),
-                    Some(_) | None => {
-                        StoreError::Unreachable { server: name, why: "it knows of no slots".into() }
-                    }
-                },
-                Ok(Err(error)) => connect_error(&error, &name),
-                Err(_) => StoreError::Unreachable { server: name, why: "no answer in time".into() },
-            };
-        }
-        Err(why)
+        let slots = |answer, seed: &Address| {
+            let found = owners(answer, seed).filter(|found| !found.is_empty());
+            let (server, why) = (seed.to_string().into(), "it knows of no slots".into());
+            found.ok_or(StoreError::Unreachable { server, why })
+        };
+        self.ask_seeds(&self.options, first, &ask, slots).await
     }
 }
 
@@ -190,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_read_however_their_hosts_are_written() {
+    fn slots_are_read_with_every_form_of_host() {
         let by = Address::Tcp { host: "10.0.0.1".into(), port: 7000 };
         let slots = vec![
             range(0, 5, text("10.0.0.2"), 1),

@@ -1,5 +1,5 @@
-//! Which server decides on a key, and the call to it. One server, a primary that sentinels know, and the primaries of a
-//! cluster differ only in how they are found.
+//! Routes a call to the server that owns the key. A single server, a primary behind Sentinel, and the primaries of a cluster
+//! differ only in how they are found.
 
 mod discovery;
 mod slot;
@@ -9,54 +9,54 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use redis::{Cmd, Pipeline, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::BreakerState;
 
 use crate::deadline::within;
 use crate::redis::error::{Fault, Redirect, StoreError, connect_error, fault};
-use crate::redis::protocol::Command;
+use crate::redis::protocol::{Command, Script};
 use crate::redis::server::breaker::BreakerPermit;
-use crate::redis::server::{ConnectOptions, Server, ServerContext, single};
+use crate::redis::server::{Borrowed, ConnectOptions, Server, ServerContext, single};
 use crate::redis::topology::slot::{SLOTS, slot_of};
 use crate::redis::url::{Address, Shape};
 use crate::tasks::Tasks;
 
-/// Redirects that one call follows. A cluster that sends a call in circles is one that is changing hands.
+/// Redirects that one call follows. A cluster that redirects more often is being resharded.
 const REDIRECTS_MAX: u32 = 3;
-/// A deadline is taken some moments before it is looked at here.
+/// Time that may pass between setting a deadline and comparing it here.
 const HASTE: Duration = Duration::from_millis(1);
-/// How often one call makes its script known again. A server that forgets it each time is being flushed in a loop.
+/// How often one call loads its script again. A server that forgets it each time is being flushed in a loop.
 const RELOADS_MAX: u32 = 3;
-/// How often a call is prepared anew because the server's clock was set meanwhile: once, and once more if it was set again.
+/// How often a call is prepared again because the server's clock was set: once, and once more if it was set again.
 const CORRECTIONS_MAX: u32 = 2;
-/// Before a call is repeated that met keys on the move. It did not run.
+/// The pause before a call is repeated that met keys on the move. It did not run.
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(2);
-/// Nobody has this slot.
+/// Marks a slot without an owner.
 const NOBODY: u16 = u16::MAX;
 
 /// The servers of a store.
-pub(in crate::redis) struct Routes {
-    pub(in crate::redis) shape: Shape,
-    pub(in crate::redis) seeds: Vec<Address>,
-    pub(in crate::redis) options: Arc<ConnectOptions>,
-    /// Sentinels have users of their own.
-    pub(in crate::redis) sentinel_options: ConnectOptions,
-    pub(in crate::redis) table: RwLock<Table>,
-    /// Told when the table is another one.
-    pub(in crate::redis) changed: Notify,
-    /// Told when the table may be wrong.
-    pub(in crate::redis) doubt: Arc<Notify>,
+pub(crate) struct Routes {
+    pub(crate) shape: Shape,
+    pub(crate) seeds: Vec<Address>,
+    pub(crate) options: Arc<ConnectOptions>,
+    /// Sentinels have credentials of their own.
+    pub(crate) sentinel_options: ConnectOptions,
+    pub(crate) table: RwLock<Table>,
+    /// Notified when the table has changed.
+    pub(crate) changed: Notify,
+    /// Notified when the table may be wrong.
+    pub(crate) doubt: Arc<Notify>,
     tasks: Tasks,
 }
 
-pub(in crate::redis) struct Table {
-    pub(in crate::redis) servers: Vec<Arc<Server>>,
-    /// The server of each slot. A store that is no cluster has one slot.
+pub(crate) struct Table {
+    pub(crate) servers: Vec<Arc<Server>>,
+    /// The server of each slot. A store that is not a cluster has one slot.
     slots: Vec<u16>,
-    /// Why nobody is known, once that was found out.
-    pub(in crate::redis) why: Option<StoreError>,
+    /// Why no server is known, once the first search has failed.
+    pub(crate) why: Option<StoreError>,
 }
 
 /// One server of a store.
@@ -72,15 +72,15 @@ pub struct ServerStatus {
     pub evicts_by: Option<String>,
 }
 
-/// What a server answered, and between which instants it did.
-pub(in crate::redis) struct Reply {
-    pub(in crate::redis) value: Value,
-    pub(in crate::redis) sent: Instant,
-    pub(in crate::redis) received: Instant,
+/// The answer of a server, and when it was sent and received.
+pub(crate) struct Reply {
+    pub(crate) value: Value,
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
 }
 
 impl Routes {
-    pub(in crate::redis) fn new(
+    pub(crate) fn new(
         shape: Shape,
         seeds: Vec<Address>,
         options: ConnectOptions,
@@ -125,12 +125,12 @@ impl Routes {
     }
 
     /// The slot of a key in this store.
-    pub(in crate::redis) fn slot(&self, key: &str) -> u16 {
+    pub(crate) fn slot(&self, key: &str) -> u16 {
         if self.shape == Shape::Cluster { slot_of(key) } else { 0 }
     }
 
-    /// Whether any decision can be had from every server that is known, or why not.
-    pub(in crate::redis) fn health(&self) -> Result<(), StoreError> {
+    /// Whether every known server can be asked, or why not.
+    pub(crate) fn health(&self) -> Result<(), StoreError> {
         let table = self.table.read();
         match (table.servers.as_slice(), &table.why) {
             ([], Some(why)) => Err(why.clone()),
@@ -140,14 +140,12 @@ impl Routes {
     }
 
     /// Whether the server of a slot is known and can be asked.
-    pub(in crate::redis) fn is_available(&self, slot: u16) -> bool {
-        let table = self.table.read();
-        let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
-        table.servers.get(usize::from(number)).is_some_and(|server| server.health().is_ok())
+    pub(crate) fn is_available(&self, slot: u16) -> bool {
+        self.known_server(slot).is_some_and(|server| server.health().is_ok())
     }
 
-    /// The servers that are known, and what their breakers do.
-    pub(in crate::redis) fn servers(&self) -> Vec<ServerStatus> {
+    /// The known servers, and the states of their breakers.
+    pub(crate) fn servers(&self) -> Vec<ServerStatus> {
         let table = self.table.read();
         let status = |server: &Arc<Server>| ServerStatus {
             server: Arc::clone(&server.name),
@@ -158,20 +156,20 @@ impl Routes {
         table.servers.iter().map(status).collect()
     }
 
-    /// A limit relies on it that failovers are seen.
-    pub(in crate::redis) fn watch_failovers(&self) {
+    /// Makes failovers known to limits that rely on it.
+    pub(crate) fn watch_failovers(&self) {
         if let Some(failovers) = &self.options.failovers {
             failovers.want();
         }
     }
 
-    pub(in crate::redis) fn not_yet(&self) -> StoreError {
+    pub(crate) fn not_yet(&self) -> StoreError {
         let server = self.seeds.first().map_or_else(String::new, Address::to_string);
         StoreError::Unreachable { server: server.into(), why: "the store is still being found".into() }
     }
 
-    /// Calls the server of `slot`. Follows redirects and repeats what did not run; nothing that may have run is repeated.
-    pub(in crate::redis) async fn call(
+    /// Calls the server of `slot`. Follows redirects and repeats calls that did not run; a call that may have run is never repeated.
+    pub(crate) async fn call(
         &self,
         key: &str,
         slot: u16,
@@ -180,22 +178,28 @@ impl Routes {
         command: impl Fn(ServerContext) -> Command,
     ) -> Result<Reply, StoreError> {
         let begun = Instant::now();
-        let late = || StoreError::Timeout(deadline.saturating_duration_since(begun));
-        // Who waits less long than the store may take has only given up: that says nothing of the server.
+        // A caller that waits less long than the store may take has only given up: that says nothing about the server.
         let is_patient = deadline.saturating_duration_since(begun) + HASTE >= self.options.patience;
-        let mut server = match self.known_server(slot) {
+        let server = match self.known_server(slot) {
             Some(server) => server,
-            // What is seldom waited for is boxed here and below: a call is as large as its largest wait.
+            // Rare waits are boxed here and below: a call is as large as its largest wait.
             None => Box::pin(self.server(slot, deadline)).await?,
         };
-        let (mut asking, mut redirects, mut reloads, mut corrections) = (false, 0, 0, 0);
+        let mut attempt =
+            Attempt { key, begun, deadline, server, asking: false, redirects: 0, reloads: 0, corrections: 0 };
         let mut held: Option<BreakerPermit> = None;
         loop {
-            let at = Arc::clone(&server);
+            let at = Arc::clone(&attempt.server);
             let permit = match held.take() {
                 Some(permit) => permit,
-                // Where no call goes through, or there is no connection, there may be another owner by now.
+                // If no call goes through, or there is no connection, the slot may have another owner.
                 None => at.permit(hash, begun).inspect_err(|_| self.doubt.notify_one())?,
+            };
+            let fail = |permit: BreakerPermit, why: StoreError| {
+                if is_patient {
+                    permit.failed(&why);
+                }
+                Err(why)
             };
             let borrowed = match at.try_borrow(hash) {
                 Some(borrowed) => Ok(borrowed),
@@ -205,137 +209,124 @@ impl Routes {
                 Ok(borrowed) => borrowed,
                 Err(why) => {
                     self.doubt.notify_one();
-                    if is_patient {
-                        permit.failed(&why);
-                    }
-                    return Err(why);
+                    return fail(permit, why);
                 }
             };
             let Command { said, script, .. } = command(at.context(needs_time));
             let connection = &mut borrowed.connection;
             let sent = Instant::now();
-            let answer = match asking {
+            let answer = match attempt.asking {
                 true => within(deadline, Box::pin(send_asking(connection, &said))).await,
                 false => {
                     let answer = pin!(connection.send_packed_command(&said));
                     within(deadline, answer).await.map(single)
                 }
             };
-            let error = match answer {
+            match answer {
                 Ok(Ok(value)) => {
                     let received = Instant::now();
                     permit.succeeded_at(received);
                     return Ok(Reply { value, sent, received });
                 }
-                Ok(Err(error)) => error,
+                Ok(Err(error)) => {
+                    let failed = Failed { error, script, borrowed: &mut borrowed, sent, permit };
+                    held = Box::pin(self.recover(&mut attempt, failed)).await?;
+                }
                 Err(_) => {
                     at.unanswered(&borrowed);
-                    let why = late();
-                    if is_patient {
-                        permit.failed(&why);
-                    }
-                    return Err(why);
+                    return fail(permit, attempt.late());
                 }
-            };
-            asking = false;
-            let why = match (fault(&error, &at.name, key), script) {
-                (Fault::NoScript, Some(script)) if reloads < RELOADS_MAX => {
-                    reloads += 1;
-                    // The script is asked for where it was missing, which may be where a redirect has led.
-                    asking = redirects > 0;
-                    let load = Box::pin(at.reload(script, &mut borrowed, sent));
-                    match timeout_at(deadline, load).await {
-                        Ok(Ok(())) => {
-                            held = Some(permit);
-                            continue;
-                        }
-                        Ok(Err(error)) => match fault(&error, &at.name, key) {
-                            Fault::Broken(why) | Fault::Demoted(why) => {
-                                at.lost(&borrowed);
-                                why
-                            }
-                            Fault::Answered(why) => why,
-                            Fault::NoScript
-                            | Fault::Moved(_)
-                            | Fault::Ask(_)
-                            | Fault::TryAgain
-                            | Fault::OtherTime(_) => StoreError::protocol(&error),
-                        },
-                        // The script was missing, and has not run.
-                        Err(_) => return Err(late()),
-                    }
-                }
-                (Fault::NoScript, _) => {
-                    let why = "a script is gone as soon as it is loaded".into();
-                    StoreError::Unavailable { server: Arc::clone(&at.name), why }
-                }
-                (Fault::Moved(redirect), _) if redirects < REDIRECTS_MAX => {
-                    redirects += 1;
-                    server = self.moved(&redirect, &at);
-                    permit.succeeded();
-                    continue;
-                }
-                (Fault::Ask(redirect), _) if redirects < REDIRECTS_MAX => {
-                    redirects += 1;
-                    asking = true;
-                    server = self.adopt(&redirect.address(&at));
-                    server.ask();
-                    permit.succeeded();
-                    continue;
-                }
-                (Fault::Moved(_) | Fault::Ask(_), _) => {
-                    self.doubt.notify_one();
-                    let why = "the cluster sends this key in circles".into();
-                    StoreError::Unavailable { server: Arc::clone(&at.name), why }
-                }
-                (Fault::OtherTime(us), _) if corrections < CORRECTIONS_MAX => {
-                    corrections += 1;
-                    asking = redirects > 0;
-                    at.set_clock(us);
-                    permit.succeeded();
-                    continue;
-                }
-                (Fault::OtherTime(_), _) => {
-                    let why = "its clock jumps back and forth".into();
-                    StoreError::Unavailable { server: Arc::clone(&at.name), why }
-                }
-                (Fault::TryAgain, _) => {
-                    asking = redirects > 0;
-                    permit.succeeded();
-                    Box::pin(timeout_at(deadline, sleep(TRY_AGAIN_PAUSE))).await.map_err(|_| late())?;
-                    continue;
-                }
-                (Fault::Broken(why), _) => {
-                    at.lost(&borrowed);
-                    why
-                }
-                (Fault::Demoted(why), _) => {
-                    // Behind the same name there may be another server by now.
-                    at.lost(&borrowed);
-                    self.doubt.notify_one();
-                    why
-                }
-                // A key that is not ours says nothing of its server.
-                (Fault::Answered(why @ StoreError::Foreign { .. }), _) => {
-                    permit.succeeded();
-                    return Err(why);
-                }
-                (Fault::Answered(why), _) => {
-                    if matches!(why, StoreError::Unavailable { .. } | StoreError::Unreachable { .. }) {
-                        self.doubt.notify_one();
-                    }
-                    why
-                }
-            };
-            permit.failed(&why);
-            return Err(why);
+            }
         }
     }
 
-    /// Says something to the server of a key that nobody waits for. It goes past the breaker and does not count against the
-    /// server; that something was written counts for it, so that a breaker closes even where nobody asks. (A server without memory, or one
-    /// that has become a replica, still answers those who only read.) What is redirected is said to the right one next time.
-    pub(in crate::redis) async fn send(
+    /// Prepares another attempt after an error, with the permit if it is still needed, or fails.
+    async fn recover(
+        &self,
+        attempt: &mut Attempt<'_>,
+        failed: Failed<'_>,
+    ) -> Result<Option<BreakerPermit>, StoreError> {
+        let Failed { error, script, borrowed, sent, permit } = failed;
+        let at = Arc::clone(&attempt.server);
+        let unavailable =
+            |why: &str| StoreError::Unavailable { server: Arc::clone(&at.name), why: why.into() };
+        let is_redirected = attempt.redirects > 0;
+        attempt.asking = false;
+        let why = match (fault(&error, &at.name, attempt.key), script) {
+            (Fault::NoScript, Some(script)) if attempt.reloads < RELOADS_MAX => {
+                attempt.reloads += 1;
+                // The script is loaded where it was missing, which may be where a redirect has led.
+                attempt.asking = is_redirected;
+                match timeout_at(attempt.deadline, at.reload(script, borrowed, sent)).await {
+                    Ok(Ok(())) => return Ok(Some(permit)),
+                    Ok(Err(error)) => reload_failure(&error, &at, borrowed, attempt.key),
+                    // The script was missing, and has not run.
+                    Err(_) => return Err(attempt.late()),
+                }
+            }
+            (Fault::NoScript, _) => unavailable("a script is gone as soon as it is loaded"),
+            (Fault::Moved(redirect), _) if attempt.redirects < REDIRECTS_MAX => {
+                attempt.redirects += 1;
+                attempt.server = self.moved(&redirect, &at);
+                permit.succeeded();
+                return Ok(None);
+            }
+            (Fault::Ask(redirect), _) if attempt.redirects < REDIRECTS_MAX => {
+                attempt.redirects += 1;
+                attempt.asking = true;
+                attempt.server = self.adopt(&redirect.address(&at));
+                attempt.server.ask();
+                permit.succeeded();
+                return Ok(None);
+            }
+            (Fault::Moved(_) | Fault::Ask(_), _) => {
+                self.doubt.notify_one();
+                unavailable("the cluster sends this key in circles")
+            }
+            (Fault::OtherTime(us), _) if attempt.corrections < CORRECTIONS_MAX => {
+                attempt.corrections += 1;
+                attempt.asking = is_redirected;
+                at.set_clock(us);
+                permit.succeeded();
+                return Ok(None);
+            }
+            (Fault::OtherTime(_), _) => unavailable("its clock jumps back and forth"),
+            (Fault::TryAgain, _) => {
+                attempt.asking = is_redirected;
+                permit.succeeded();
+                let pause = timeout_at(attempt.deadline, sleep(TRY_AGAIN_PAUSE)).await;
+                return pause.map(|()| None).map_err(|_| attempt.late());
+            }
+            (Fault::Broken(why), _) => {
+                at.lost(borrowed);
+                why
+            }
+            (Fault::Demoted(why), _) => {
+                // The same name may belong to another server by now.
+                at.lost(borrowed);
+                self.doubt.notify_one();
+                why
+            }
+            // A key with a foreign value says nothing about its server.
+            (Fault::Answered(why @ StoreError::Foreign { .. }), _) => {
+                permit.succeeded();
+                return Err(why);
+            }
+            (Fault::Answered(why), _) => {
+                if matches!(why, StoreError::Unavailable { .. } | StoreError::Unreachable { .. }) {
+                    self.doubt.notify_one();
+                }
+                why
+            }
+        };
+        permit.failed(&why);
+        Err(why)
+    }
+
+    /// Sends a background command to the server of a key. It bypasses the breaker, and a failure does not count. A successful write counts
+    /// for the server, so that its breaker closes even without requests. (A server without memory, or a replica, still answers reads.) A
+    /// redirected command reaches the right server the next time.
+    pub(crate) async fn send(
         &self,
         key: &str,
         deadline: Instant,
@@ -388,21 +379,16 @@ impl Routes {
         table.servers.get(usize::from(number)).map(Arc::clone)
     }
 
-    /// The server of a slot, as soon as one is known.
+    /// Waits for the server of a slot.
     async fn server(&self, slot: u16, deadline: Instant) -> Result<Arc<Server>, StoreError> {
         loop {
             let changed = self.changed.notified();
-            {
-                let table = self.table.read();
-                let number = table.slots.get(usize::from(slot)).copied().unwrap_or(NOBODY);
-                match (table.servers.get(usize::from(number)), &table.why) {
-                    (Some(server), _) => return Ok(Arc::clone(server)),
-                    (None, Some(why)) => {
-                        self.doubt.notify_one();
-                        return Err(why.clone());
-                    }
-                    (None, None) => {}
-                }
+            if let Some(server) = self.known_server(slot) {
+                return Ok(server);
+            }
+            if let Some(why) = self.table.read().why.clone() {
+                self.doubt.notify_one();
+                return Err(why);
             }
             if timeout_at(deadline, changed).await.is_err() {
                 return Err(self.not_yet());
@@ -410,7 +396,7 @@ impl Routes {
         }
     }
 
-    /// The server at an address, which is known from now on.
+    /// Adds the server at an address, if it is not known.
     fn adopt(&self, address: &Address) -> Arc<Server> {
         let mut table = self.table.write();
         if let Some(server) = table.servers.iter().find(|server| server.address == *address) {
@@ -426,7 +412,7 @@ impl Routes {
         server
     }
 
-    /// A slot has a new owner.
+    /// Records the new owner of a slot.
     fn moved(&self, redirect: &Redirect, by: &Server) -> Arc<Server> {
         let server = self.adopt(&redirect.address(by));
         let mut table = self.table.write();
@@ -434,13 +420,13 @@ impl Routes {
         if let (Some(number), Some(owner)) = (number, table.slots.get_mut(usize::from(redirect.slot))) {
             *owner = number as u16;
         }
-        // Its neighbours have probably moved as well.
+        // Neighbouring slots have probably moved as well.
         self.doubt.notify_one();
         server
     }
 
-    /// The table as it was found. Nodes without slots are let go.
-    pub(in crate::redis) fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
+    /// Replaces the table. Servers without slots are retired.
+    pub(crate) fn replace(&self, found: Vec<(Address, std::ops::RangeInclusive<u16>)>) {
         let mut slots = vec![NOBODY; self.table.read().slots.len()];
         for (address, range) in &found {
             let server = self.adopt(address);
@@ -476,7 +462,7 @@ impl Routes {
             *slot = numbers.get(usize::from(*slot)).copied().unwrap_or(NOBODY);
         }
         table.slots = slots;
-        // A slot without owner is told apart from a store that is still being found.
+        // A slot without an owner is another failure than a store that is still being found.
         table.why = Some(StoreError::Unreachable {
             server: "the cluster".into(),
             why: "no server owns this slot".into(),
@@ -491,15 +477,57 @@ impl Redirect {
     }
 }
 
-/// The host that was named, or that of the one who named none.
-pub(in crate::redis) fn host_or(named: &str, by: &Address) -> String {
+/// The named host, or the host of the server that named none.
+pub(crate) fn host_or(named: &str, by: &Address) -> String {
     match by {
         Address::Tcp { host, .. } if named.is_empty() || named == "?" => host.clone(),
         Address::Tcp { .. } | Address::Unix(_) => named.to_owned(),
     }
 }
 
-/// A command for a slot that is on the move to the server that is asked.
+/// A call under way, with counts of its attempts.
+struct Attempt<'a> {
+    key: &'a str,
+    begun: Instant,
+    deadline: Instant,
+    server: Arc<Server>,
+    /// Whether the slot is on the move to this server.
+    asking: bool,
+    redirects: u32,
+    reloads: u32,
+    corrections: u32,
+}
+
+impl Attempt<'_> {
+    fn late(&self) -> StoreError {
+        StoreError::Timeout(self.deadline.saturating_duration_since(self.begun))
+    }
+}
+
+/// A call that was answered with an error.
+struct Failed<'a> {
+    error: RedisError,
+    script: Option<&'static Script>,
+    borrowed: &'a mut Borrowed,
+    sent: Instant,
+    permit: BreakerPermit,
+}
+
+/// Why a script could not be loaded again.
+fn reload_failure(error: &RedisError, server: &Server, borrowed: &Borrowed, key: &str) -> StoreError {
+    match fault(error, &server.name, key) {
+        Fault::Broken(why) | Fault::Demoted(why) => {
+            server.lost(borrowed);
+            why
+        }
+        Fault::Answered(why) => why,
+        Fault::NoScript | Fault::Moved(_) | Fault::Ask(_) | Fault::TryAgain | Fault::OtherTime(_) => {
+            StoreError::protocol(error)
+        }
+    }
+}
+
+/// Sends a command for a slot that is on the move to this server.
 async fn send_asking(
     connection: &mut redis::aio::MultiplexedConnection,
     command: &Cmd,

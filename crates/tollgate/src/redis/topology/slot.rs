@@ -1,10 +1,10 @@
 //! Which slot of a cluster a key belongs to.
 
 /// Slots of a cluster.
-pub(in crate::redis) const SLOTS: usize = 16_384;
+pub(crate) const SLOTS: usize = 16_384;
 
 /// The slot of a key: of the part in braces, if there is one.
-pub(in crate::redis) fn slot_of(key: &str) -> u16 {
+pub(crate) fn slot_of(key: &str) -> u16 {
     let tag = key
         .split_once('{')
         .and_then(|(_, rest)| rest.split_once('}'))

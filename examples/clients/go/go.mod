@@ -1,0 +1,3 @@
+module example.com/tollgate-client
+
+go 1.19
