@@ -84,8 +84,8 @@ impl Drop for Deciding<'_> {
 impl<D: Http2Door> Converse for Http2<D> {
     async fn converse(&self, stream: TcpStream, peer: SocketAddr, seat: &Arc<Seat>, stopping: &Stopping) {
         let Serving { header_timeout, body_timeout, idle_timeout, .. } = self.limits;
-        // A client begins with a preface, without waiting for the server.
-        if timeout(header_timeout, stream.readable()).await.is_err() {
+        // A client begins with a preface, without waiting for the server. `readable` would not do: it may return without a byte to read.
+        if !matches!(timeout(header_timeout, stream.peek(&mut [0])).await, Ok(Ok(1))) {
             return;
         }
         let (peer, deciding) = (peer.ip(), Mutex::new(0));

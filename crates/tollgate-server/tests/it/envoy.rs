@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tollgate::Limit;
 use tollgate::rules::{Descriptors, Refusal, Role, Selection};
 use tollgate_server::config::{self, CheckedPolicy, PolicyContext};
 
@@ -71,27 +72,45 @@ impl Counting {
         let mut selections: Vec<Selection> = descriptors.iter().map(select).collect();
         let replaced: Vec<usize> = selections.iter().flat_map(|it| it.replaced.iter().copied()).collect();
         selections.iter_mut().for_each(|it| it.leave_out(&replaced));
-        selections.iter().map(|it| self.answer(it)).collect()
+        let looks: Vec<Look> = selections.iter().map(|it| self.look(it)).collect();
+        if !looks.iter().any(|look| look.code == "OVER_LIMIT") {
+            looks.iter().filter(|look| look.fits).for_each(|look| {
+                let (key, _) = look.limit.as_ref().unwrap();
+                *self.used.entry(key.clone()).or_default() += 1;
+            });
+        }
+        looks.iter().map(|look| self.in_words(look)).collect()
     }
 
-    fn answer(&mut self, selection: &Selection) -> String {
+    fn look(&self, selection: &Selection) -> Look {
         if matches!(selection.refusal, Some(Refusal::EmptyKey { status: 429, .. })) {
-            return "OVER_LIMIT".to_owned();
+            return Look { code: "OVER_LIMIT", fits: false, limit: None };
         }
         assert_eq!(selection.refusal, None);
         let check = match &selection.checks[..] {
-            [] => return "OK".to_owned(),
+            [] => return Look { code: "OK", fits: false, limit: None },
             [check] => check,
             more => panic!("one limit for each descriptor: {more:?}"),
         };
         let limit = self.checked.policy.limits()[check.limit].limit;
-        let used = self.used.entry((check.limit, selection.subjects[check.subject].clone())).or_default();
-        let fits = *used < limit.size();
-        *used += u64::from(fits);
+        let key = (check.limit, selection.subjects[check.subject].clone());
+        let fits = self.used.get(&key).is_none_or(|used| *used < limit.size());
         let code = if fits || check.role == Role::Shadow { "OK" } else { "OVER_LIMIT" };
-        let (left, seconds) = (limit.size() - *used, limit.horizon().get() / 1_000_000);
-        format!("{code} {left} of {} per {seconds}s", limit.size())
+        Look { code, fits, limit: Some((key, limit)) }
     }
+
+    fn in_words(&self, look: &Look) -> String {
+        let Some((key, limit)) = &look.limit else { return look.code.to_owned() };
+        let left = limit.size() - self.used.get(key).copied().unwrap_or_default();
+        format!("{} {left} of {} per {}s", look.code, limit.size(), limit.horizon().get() / 1_000_000)
+    }
+}
+
+/// The answer to one descriptor, before permits are taken.
+struct Look {
+    code: &'static str,
+    fits: bool,
+    limit: Option<((usize, String), Limit)>,
 }
 
 fn import(file: &Path) -> (Option<i32>, String, String) {
